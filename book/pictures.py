@@ -40,6 +40,28 @@ def save(figure, name):
     sys.stdout.write(f"docs/images/{name}.png\n")
 
 
+def hessian():
+    """Memory of a Hessian-vector product, as benchmarks/hessian_product.py saved it last."""
+    saved = max(
+        DOCS.glob("benchmarks/*/hessian_product.json"),
+        key=lambda path: json.loads(path.read_text())["written"],
+    )
+    rows = json.loads(saved.read_text("utf-8"))["results"]["rows"]
+    tokens = [row["n"] for row in rows]
+    with new_figure(7.6, 3.0) as figure:
+        axes = figure.subplots()
+        for way, colour in (("math attention", ORANGE), ("exptilt", BLUE)):
+            memory = [row[way] / 1e9 for row in rows]
+            axes.loglog(tokens, memory, "o-", color=colour, base=2)
+            axes.text(tokens[-1] * 1.06, memory[-1], f"{way}\n{memory[-1]:.2g} GB", color=colour, va="center")
+        axes.set_xlim(tokens[0] * 0.9, tokens[-1] * 1.7)
+        axes.set_xticks(tokens, [f"{n:,}" for n in tokens])
+        axes.set_yticks([1 / 16, 1 / 4, 1, 4], ["62 MB", "250 MB", "1 GB", "4 GB"])
+        axes.minorticks_off()
+        caption(axes, "Hessian–vector product of a two-layer transformer: peak memory", "tokens", "")
+        save(figure, "front-hessian")
+
+
 def die():
     """A die tilted by three numbers."""
     faces = torch.arange(1.0, 7.0)
@@ -269,6 +291,7 @@ def regimes():
 
 
 PICTURES = {
+    "front-hessian": hessian,
     "start-die": die,
     "start-log-normalizer": log_normalizer,
     "start-query": query,

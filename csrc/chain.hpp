@@ -24,6 +24,8 @@
   place(const double, known)  /* (T, r), the inputs */                                    \
   place(const int64_t, rows)  /* (K,): the row of P of a mode's regime and age */         \
   place(const int64_t, after) /* (K, M): the mode that each regime leads to */            \
+  place(const double, given)  /* (T, K), log-densities instead of those above, or null */ \
+  place(double, smoothed)     /* (T, K), P(mode | y), the derivatives in log-densities; or null */ \
   place(const double, values) /* a (K), B (K, r), σ (K), the initial law (K), P (T or 1, M, D, M) */ \
   place(double, bars)         /* the derivatives in these, to be added to */
 
@@ -63,15 +65,19 @@ inline double chain_pass(const HiddenChain& f) {
   double total = 0.0;
   for (int64_t t = 0; t < T; ++t) {
     double *zt = z + t * K, *dt = density + t * K, *ft = filtered + t * K, top = 0.0;
-    if (std::isnan(y[t])) {
+    if (!f.given && std::isnan(y[t])) {
       std::fill(dt, dt + K, 1.0);
     } else {
-      for (int64_t k = 0; k < K; ++k) zt[k] = y[t] - p.offset[k];
-      for (int64_t i = 0; i < r; ++i)
-        for (int64_t k = 0; k < K; ++k) zt[k] -= inputs[t * r + i] * matrix[i * K + k];
-      for (int64_t k = 0; k < K; ++k) {
-        zt[k] *= precision[k];
-        logs[k] = -0.5 * zt[k] * zt[k] - log_size[k];
+      if (f.given) {
+        std::copy(f.given + t * K, f.given + (t + 1) * K, logs);
+      } else {
+        for (int64_t k = 0; k < K; ++k) zt[k] = y[t] - p.offset[k];
+        for (int64_t i = 0; i < r; ++i)
+          for (int64_t k = 0; k < K; ++k) zt[k] -= inputs[t * r + i] * matrix[i * K + k];
+        for (int64_t k = 0; k < K; ++k) {
+          zt[k] *= precision[k];
+          logs[k] = -0.5 * zt[k] * zt[k] - log_size[k];
+        }
       }
       top = logs[0];
       for (int64_t k = 1; k < K; ++k) top = logs[k] > top ? logs[k] : top;
@@ -92,7 +98,9 @@ inline double chain_pass(const HiddenChain& f) {
   }
   for (int64_t t = T - 1; t >= 0; --t) {
     const double *zt = z + t * K, *dt = density + t * K, *ft = filtered + t * K;
-    if (!std::isnan(y[t])) {
+    if (f.smoothed)
+      for (int64_t k = 0; k < K; ++k) f.smoothed[t * K + k] = ft[k] * later[k];
+    if (!f.given && !std::isnan(y[t])) {
       for (int64_t k = 0; k < K; ++k) {
         const double share = ft[k] * later[k], slope = share * zt[k] * precision[k];
         logs[k] = slope;

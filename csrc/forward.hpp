@@ -125,12 +125,16 @@ template <class T> class Forward {
     });
     const T weight = W::sum(z[0] + z[1]);
     if (weight == 0) return;
-    const T centre = W::sum(c[0] + c[1]) / weight;
-    typename W::V spread[2] = {};
+    const T about = W::sum(c[0] + c[1]) / weight;
+    typename W::V spread[2] = {}, rest[2] = {};
     by_twos(v.count, [&](int64_t j, auto i) {
-      const auto d = W::at_least(W::load(s + j * lanes) - shift - centre, W::all(T(FAR)));
-      spread[i] += W::load(e + j * lanes) * d * d;
+      const auto d = W::at_least(W::load(s + j * lanes) - shift - about, W::all(T(FAR)));
+      const auto x = W::load(e + j * lanes) * d;
+      rest[i] += x;
+      spread[i] += x * d;
     });
+    // what rounding left over of the mean: where all scores are near 0 it is most of top + gap
+    const double centre = about + double(W::sum(rest[0] + rest[1])) / weight;
     const double joined = row.z + weight, apart = centre - row.gap;
     row.square += W::sum(spread[0] + spread[1]) + apart * apart * (row.z * (weight / joined));
     // from the side that weighs more, so that a share near 0 costs no digits
@@ -170,7 +174,7 @@ template <class T> void join(const Attention& parts, Attention& whole) {
   T *output = reinterpret_cast<T*>(whole.output), *joined = reinterpret_cast<T*>(whole.statistics);
   auto known = [&](int line, int64_t part, int64_t row) { return double(lines[(line * n + part) * rows + row]); };
   for (int64_t row = 0; row < rows; ++row) {
-    double top = -INFINITY, z = 0, gap = 0, square = 0;
+    double top = -INFINITY, z = 0, gap = 0, square = 0, centre = 0;
     int64_t at = 0;
     for (int64_t p = 0; p < n; ++p)
       if (known(4, p, row) > top) top = known(4, p, row), at = p;
@@ -187,13 +191,14 @@ template <class T> void join(const Attention& parts, Attention& whole) {
         if (share[p] == 0) continue;
         const double part = share[p] / z, apart = known(6, p, row) + (known(4, p, row) - top) - gap;
         square += part * (known(3, p, row) + apart * apart);
+        centre += part * known(2, p, row);
         for (int64_t d = 0; d < Dv; ++d) mean[d] += part * outputs[(p * rows + row) * Dv + d];
       }
     }
     for (int64_t d = 0; d < Dv; ++d) output[row * Dv + d] = T(mean[d]);
     const double log_z = z != 0 ? std::log(z) : -INFINITY;
     const double line[STATISTICS] = {z != 0 ? top + log_z : -INFINITY, z != 0 ? log_z - gap : 0,
-                                     z != 0 ? top + gap : 0, square, top, z, gap};
+                                     centre, square, top, z, gap};
     for (int i = 0; i < STATISTICS; ++i) joined[i * rows + row] = T(line[i]);
     if (whole.best) whole.best[row] = parts.best[at * rows + row];
   }

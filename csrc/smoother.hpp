@@ -32,7 +32,7 @@
   place(double, probability)         /* (rows, M) */                                                       \
   place(double, mean)                /* (rows, M·n) */                                                     \
   place(double, covariance)          /* (rows, M·n·n) */                                                   \
-  place(double, pairs)               /* (rows, M·M), [i, j] = P(s_{t−1} = i, s_t = j | y) */               \
+  place(double, pairs)               /* (rows, M·M), [i, j] = P(s_{t−1} = i, s_t = j | y), or 0 */         \
   place(double, initial_probability) /* (series, M): the step before the data, or the first one, or the */ \
   place(double, initial_mean)        /* last one that was done before */                                   \
   place(double, initial_covariance)                                                                        \
@@ -109,7 +109,7 @@ template <class Number> class Smoother {
       copy(M, hat_mode, f.probability + row * M);
       keep_laws(M, n, hat, f.mean, f.covariance, row);
       if (t == 0 && run.first) {
-        for (int i = 0; i < M * M; ++i) f.pairs[row * M * M + i] = i % (M + 1) == 0 ? hat_mode[i / M] : 0.0;
+        for (int i = 0; i < M * M && f.pairs; ++i) f.pairs[row * M * M + i] = i % (M + 1) == 0 ? hat_mode[i / M] : 0.0;
         break;
       }
       load(series, t, t == length - 1);
@@ -162,7 +162,7 @@ template <class Number> class Smoother {
     for (int j = 0; j < M; ++j)
       for (int k = 0; k < M; ++k) {
         const double value = lanes(weight + j * groups)[k] * hat_mode[k];
-        f.pairs[(row * M + j) * M + k] = value;
+        if (f.pairs) f.pairs[(row * M + j) * M + k] = value;
         lanes(pair + k * groups)[j] = value;
       }
     for (int g = 0; g < groups; ++g) {
@@ -170,18 +170,16 @@ template <class Number> class Smoother {
       for (int k = 0; k < M; ++k) sum = sum + pair[k * groups + g];
       mass[g] = sum;
       sum = between(sum, Number(0.0), 1.0);
+      int count = 0;  // later modes that a mode of the group can lead to
       for (int k = 0; k < M; ++k) {
+        if (!(largest(pair[k * groups + g]) > 0.0)) continue;
         const Number* const way = ways + (at.mapped ? g * M + k : k) * move;
-        Number* const target = parts + k * law;
-        share[k] = pair[k * groups + g] / sum;
-        if (hat_mode[k] > 0.0) {
-          rauch_by(n, way, filtered + g * law, hat + k * law, target, scratch);
-          if (f.sums) add_pair(pair[k * groups + g], way, target, hat + k * law, row, added + k * size);
-        } else {
-          copy(law, filtered + g * law, target);
-        }
+        Number* const target = parts + count * law;
+        share[count++] = pair[k * groups + g] / sum;
+        rauch_by(n, way, filtered + g * law, hat + k * law, target, scratch);
+        if (f.sums) add_pair(pair[k * groups + g], way, target, hat + k * law, row, added + k * size);
       }
-      collapse_by(n, M, share, parts, fresh + g * law);
+      if (count > 0) collapse_by(n, count, share, parts, fresh + g * law);
     }
     gather(M, law, fresh, law, hat, law);
     for (int j = 0; j < M; ++j) {

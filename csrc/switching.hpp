@@ -105,6 +105,8 @@ template <class Law> class Switching {
     parts = room.take<Number>(M * size);
     mixed = room.take<Number>(size);
     fresh = room.take<Number>(groups * size);
+    share = room.take<Number>(M);
+    sources = room.take<int64_t>(M);
   }
 
   // Scores, weights of mixing first, and the predicted log probabilities of modes. With `now` the law at hand
@@ -134,17 +136,29 @@ template <class Law> class Switching {
     for (int g = 0; g < groups; ++g) prior[g] = shares(M, groups, score + g, log_mode, false, weight + g);
   }
 
-  // Predicted laws of group g, at `ahead`: one, or one for each mode before.
+  // Lists the modes before that lead to group g, for laws of pairs. Where none leads to a mode of the group,
+  // its law is an average over all of them, and all are listed; so they are with `all`.
+  void find_sources(int g, bool all) {
+    count = each ? 0 : 1;
+    Number top = -INFINITE;
+    for (int i = 0; i < M && each; ++i) top = larger(top, score[i * groups + g]);
+    all = all || !inside(top, -INFINITE, INFINITE);
+    for (int i = 0; i < M && each; ++i)
+      if (all || largest(score[i * groups + g]) > -INFINITE) sources[count++] = i;
+  }
+
+  // Predicted laws of group g, at `ahead`: one, or one for each of its sources.
   void move(int g) {
     const auto plain = [](const double* p) { return p; };
     const auto wide = [](const Number* p) { return p; };
-    for (int i = 0; i < (each ? M : 1); ++i) {
-      Number* const target = ahead + i * size;
+    for (int k = 0; k < count; ++k) {
+      Number* const target = ahead + k * size;
+      const int64_t i = each ? sources[k] : 0;
       if (begun) {
         spread(group_size(g), size, state + g * L * size, size, target, 0);
       } else if (!each) {
         if (law.mapped)
-          for (int k = 0; k < M; ++k) law.read(k, g, state + k * size, parts + k * size);
+          for (int j = 0; j < M; ++j) law.read(j, g, state + j * size, parts + j * size);
         if (law.mapped)
           law.collapse(M, weight + g, groups, wide(parts), size, mixed);
         else if (!once)
@@ -164,19 +178,21 @@ template <class Law> class Switching {
   // Returns −1, or the mode in which it cannot be done.
   int see(int g) {
     Number* const result = fresh + g * size;
-    for (int i = 0; i < (each ? M : 1); ++i) {
-      const Number density = law.update(g, ahead + i * size, each ? parts + i * size : result);
+    for (int k = 0; k < count; ++k) {
+      const Number density = law.update(g, ahead + k * size, each ? parts + k * size : result);
       if (has_nan(density))
         for (int j = 0; j < group_size(g); ++j)
           if (has_nan(lanes(&density)[j])) return g * L + j;
       if (each)
-        score[i * groups + g] = score[i * groups + g] + density;
+        score[sources[k] * groups + g] = score[sources[k] * groups + g] + density;
       else
         log_weight[g] = prior[g] + density;
     }
     if (each) {
       log_weight[g] = shares(M, groups, score + g, log_mode, method == VITERBI, weight + g);
-      law.collapse(M, weight + g, groups, static_cast<const Number*>(parts), size, result);
+      for (int k = 0; k < count && count < M; ++k) share[k] = weight[sources[k] * groups + g];
+      const Number* const own = count < M ? share : weight + g;
+      law.collapse(count, own, count < M ? 1 : groups, static_cast<const Number*>(parts), size, result);
     }
     return -1;
   }
@@ -207,6 +223,9 @@ template <class Law> class Switching {
   Number *prior, *log_weight;
   Number *ahead, *parts;     // laws of a group by mode before: predicted, and given what is seen
   Number *mixed, *fresh;     // a law on its way, and the new laws by group
+  int count = 0;             // how many modes before lead to the group at hand, which, and their weights
+  int64_t* sources;
+  Number* share;
 };
 
 // What a pass over series is told and what it writes; to be among the fields of a frame for `filter_series`.
@@ -254,6 +273,7 @@ template <class Law, class Frame> int64_t filter_series(Law& law, Frame& f, Room
       const bool begun = t == 0 && f.first;
       s.weigh(begun, s.method >= GPB2 && !begun);
       for (int g = 0; g < s.groups && stopped < 0; ++g) {
+        s.find_sources(g, false);
         s.move(g);
         stopped = s.see(g);
       }
@@ -320,6 +340,7 @@ template <class Law, class Frame> void step_rows(Law& law, Frame& f, Room& room)
     }
     int stopped = -1;
     for (int g = 0; g < s.groups && stopped < 0; ++g) {
+      s.find_sources(g, true);
       if (f.predict) s.move(g);
       for (int i = 0; i < parts; ++i) {
         double* const place = to + at.ahead + (g * L * parts + i) * size;

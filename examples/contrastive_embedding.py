@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import exptilt as xt
+from exptilt.losses.diagnose import Diagnosis
 
 SIZE, BATCH = 16, 256
 
@@ -51,7 +52,7 @@ def main() -> None:
     held_out = 2 * math.pi * torch.rand(512, generator=generator)
     first, second = pictures(held_out.expand(2, -1), generator)
 
-    def look() -> tuple[Tensor, xt.losses.Diagnosis]:
+    def look() -> tuple[Tensor, Diagnosis]:
         with torch.no_grad():
             a, b = encoder(first), encoder(second)
             return F.normalize(a, dim=-1), xt.losses.diagnose(a, b, temperature=log_temperature.exp())

@@ -121,9 +121,9 @@ def test_a_head_opens_by_keyboard(page):
 
 
 def test_addresses_open_heads(browser, address):
-    page = open_page(browser, address + "#L2H3:first_key_mass_given_choice")
+    page = open_page(browser, address + "#L2H3:first_token_mass")
     assert page.locator("#head h3").inner_text() == "Layer 2, head 3"
-    assert page.locator("#measure").input_value() == "first_key_mass_given_choice"
+    assert page.locator("#measure").input_value() == "first_token_mass"
     page.locator(".findings a").nth(4).click()
     page.wait_for_function(
         "document.querySelector('#measure').value === 'ascent'"

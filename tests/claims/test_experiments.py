@@ -9,10 +9,12 @@ import torch
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval, share_interval
-from exptilt.claims import divergence_rate, equal_cosine, equilibrium_sweep, metastable_counts, theorem_one
-from exptilt.claims.experiments.circle import growth_rates
-from exptilt.claims.experiments.equal_cosine import cosine_rate
+from exptilt.claims.experiments.circle import growth_rates, metastable_counts
+from exptilt.claims.experiments.divergence import divergence_rate
+from exptilt.claims.experiments.equal_cosine import cosine_rate, equal_cosine
 from exptilt.claims.experiments.starts import STARTS, start
+from exptilt.claims.experiments.sweep import equilibrium_sweep
+from exptilt.claims.experiments.theorem_one import theorem_one
 from exptilt.dynamics import Flow, gaussianity
 
 F64 = torch.float64

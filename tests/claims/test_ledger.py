@@ -11,8 +11,8 @@ import pytest
 from claims.verdicts import VERDICTS
 from exptilt import claims
 from exptilt._support.errors import ArgumentError, MissingExtraError
-from exptilt.claims import Check, Evidence, Verdict, ledger
-from exptilt.claims.evidence import Picture, joined
+from exptilt.claims import Verdict, ledger
+from exptilt.claims.evidence import Check, Evidence, Picture, joined
 from exptilt.cli.main import main
 from exptilt.lens.studying.definitions import BLOCKS
 from report.made import make_study

@@ -57,12 +57,13 @@ MAY_IMPORT = {
 MAY_USE_PRIVATE_TORCH = {"_support/transforms.py"}
 
 LINES_AT_MOST = 500
+TEST_LINES_AT_MOST = 600
 COLUMNS_AT_MOST = 110
 NATIVE_LINES_AT_MOST = 450  # of a file of csrc
 NATIVE_COLUMNS_AT_MOST = 120
 FILES_AT_MOST = 12
 CATALOGUES = {"families/members"}  # one family a file: who looks for one knows its name
-NAMES_AT_MOST = 26  # Tilted is AttentionResult
+NAMES_AT_MOST = 30  # Tilted is AttentionResult
 
 
 @functools.cache
@@ -248,6 +249,34 @@ def crowded(paths: Iterable[str]) -> list[str]:
         for folder, count in sorted(counts.items())
         if count > FILES_AT_MOST and folder not in CATALOGUES
     ]
+
+
+# Folders of tests that no folder of the package stands for.
+OTHER_TESTS = {"bad_input", "benchmarks", "browser", "examples", "house", "laws", "native"}
+
+
+def misnamed_tests(tests: Iterable[str], sources: Iterable[str]) -> list[str]:
+    """Files of tests that are not named after the file or folder of the package that they test.
+
+    `tests/lens/watching/test_watch_training.py` is about `lens/watching/watch.py`: it lies in the folder of
+    its source, and a subject may follow the name of the source.
+    """
+    places = {Path(path) for path in sources}
+    places |= {parent for path in places for parent in path.parents}
+    names: dict[str, set[str]] = {}
+    for place in places:
+        names.setdefault(place.parent.as_posix(), set()).add(place.stem)
+        names.setdefault(place.as_posix(), set()).add(place.stem)  # several files of a folder, by its name
+    complaints = []
+    for path in sorted(tests):
+        folder = Path(path).parent.as_posix()
+        if folder.split("/")[0] in OTHER_TESTS:
+            continue
+        words = Path(path).stem.removeprefix("test_").split("_")
+        here = names.get("_support" if folder == "support" else folder, set())
+        if not any("_".join(words[:count]) in here for count in range(1, len(words) + 1)):
+            complaints.append(f"tests/{path}: no file or folder of src/exptilt/{folder} has this name")
+    return complaints
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:

@@ -154,6 +154,29 @@ def test_a_file_that_is_moved_is_seen(call):
     assert checks.moved_files("text.replace(a, b)\ndataclasses.replace(x, y=1)", "lens/store.py") == []
 
 
+def test_names_of_tests():
+    sources = ["lens/watching/watch.py", "lens/watching/masks.py", "tilting/attend.py", "_support/files.py"]
+    good = [
+        "lens/watching/test_watch.py",
+        "lens/watching/test_watch_of_two_models.py",
+        "lens/test_watching.py",
+    ]
+    good += [
+        "tilting/test_attend_far.py",
+        "tilting/test_tilting.py",
+        "support/test_files.py",
+        "house/test_a.py",
+    ]
+    assert checks.misnamed_tests(good, sources) == []
+    bad = [
+        "lens/test_watch.py",
+        "lens/watching/test_mended.py",
+        "tilting/test_edges.py",
+        "new/test_attend.py",
+    ]
+    assert len(checks.misnamed_tests(bad, sources)) == len(bad)
+
+
 def test_crowd():
     twelve = [f"lens/{letter}.py" for letter in "abcdefghijkl"]
     assert checks.crowded([*twelve, "lens/__init__.py", "lens/deep/a.py"]) == []

@@ -94,6 +94,19 @@ def test_no_folder_is_crowded():
     assert checks.crowded(SOURCES) == []
 
 
+def test_tests_are_named_after_what_they_test():
+    folder = ROOT / "tests"
+    tests = [path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")]
+    places = [
+        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if "__" not in path.as_posix()
+    ]
+    assert len(tests) > 100
+    assert checks.misnamed_tests(tests, places) == []
+    texts = {path: (folder / path).read_text("utf-8") for path in tests}
+    most = checks.TEST_LINES_AT_MOST
+    assert [line for path, text in texts.items() for line in checks.too_long(text, path, most)] == []
+
+
 def test_few_public_names():
     names = [name for name in exptilt.__all__ if name != "__version__"]
     assert len(names) == len(set(names)) <= checks.NAMES_AT_MOST
@@ -119,10 +132,10 @@ def test_public_names_are_documented(folder):
 
 UNTYPED = re.compile(  # results whose kind depends on the call
     r"\w+\.to_frame"  # a DataFrame of pandas, which is optional
-    r"|(Filtered|Smoothed|OnlineState)\.\w+|SwitchingLinearGaussian\.most_likely_path"  # as the data came
+    r"|(Filtered|Smoothed|OnlineState)\.\w+|Switching\w+\.most_likely_path"  # as the data came
     r"|Fit\.(regime_probability|residuals)"
     r"|Measure\.sample"  # a tensor, or one for each site
-    r"|linear_cross_entropy"  # a loss, or a loss with statistics
+    r"|linear_cross_entropy|linear_kl"  # a loss, or a loss with statistics
 )
 
 
@@ -257,52 +270,12 @@ def test_what_a_page_says_of_the_files_is_true(page):
     assert [path for path in quoted if not any((top / path).exists() for top in (PACKAGE, ROOT))] == []
 
 
-def test_paths_of_calls_are_short():
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    _, *calls = text.split("\n### ")
-    assert len(calls) == 4
-    for call in calls:
-        steps = re.split(r"^\d\. ", call, flags=re.MULTILINE)[1:]
-        assert 3 <= len(steps) <= 8
-        assert [step for step in steps if not checks.quoted_paths(step)] == []
-
-
-def test_attend_goes_the_way_that_the_map_says():
-    import torch
-
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    (section,) = (part for part in text.split("\n### ") if part.startswith("`attend("))
-    query = torch.randn(1, 2, 20, 8)
-    exptilt.attend(query, query, query, causal=True)
-    passed = []
-
-    def note(frame, event, _):
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(PACKAGE):
-            passed.append((path.relative_to(PACKAGE).as_posix(), frame.f_code.co_name))
-
-    sys.setprofile(note)
-    exptilt.attend(query, query, query, causal=True)
-    sys.setprofile(None)
-    assert {path for path, _ in passed} <= set(checks.quoted_paths(section))
-    walk = [
-        ("tilting/arguments.py", "explained"),
-        ("tilting/attend.py", "attend"),
-        ("tilting/remembered.py", "prepare_again"),
-        ("tilting/attend.py", "run"),
-        ("tilting/backends/dispatch.py", "forward"),
-        ("tilting/backends/cpu.py", "forward"),
-        ("_support/threads.py", "run_region"),
-    ]
-    assert [step for step in passed if step in walk] == walk
-
-
 def test_first_calls_load_nothing_that_they_do_not_need():
     """SciPy takes longer to import than this package; benchmarks/cold_start.py measures what is left."""
     import cold_start
 
-    for name in ("attend", "gradient", "filter"):
-        assert cold_start.run(cold_start.CASES[name], 1)["loaded"] == []
+    code = "".join(cold_start.CASES[name] for name in ("attend", "gradient", "filter"))
+    assert cold_start.run(code, 1)["loaded"] == []
 
 
 def test_makefile_targets():

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, jacfwd, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import exptilt as xt
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, ExptiltWarning
 from oracles import tiny_models as models
 
 
@@ -182,3 +182,31 @@ def test_the_example_of_natural_gradients():
     close(found, apart(dense @ vector))
     exact = torch.linalg.solve(dense + 0.1 * torch.eye(len(flat)).double(), vector)
     close(solved, apart(exact))
+
+
+def test_inside_a_watch_and_around_it():
+    model, x = models.make("gpt2"), torch.arange(3, 9)[None]
+    states = model.get_input_embeddings()(x).detach()
+
+    def push():
+        return torch.func.jvp(lambda e: model(inputs_embeds=e)[0], (states,), (torch.ones_like(states),))[1]
+
+    with xt.differentiable(model):
+        expected = push()
+    with xt.lens.watch(model) as seen, xt.differentiable(model):
+        inside = push()
+    with xt.differentiable(model), xt.lens.watch(model) as other:
+        around = push()
+    assert torch.allclose(inside, expected, atol=1e-5)
+    assert torch.allclose(around, expected, atol=1e-5)
+    assert len(seen.record.calls) == len(other.record.calls) == 2
+
+
+def test_a_model_that_cannot_be_taken_over_is_told_of():
+    class ByHand(torch.nn.Module):
+        def forward(self, x):
+            return torch.softmax(x @ x.mT, -1) @ x
+
+    model, x = ByHand(), torch.randn(2, 3, 4)
+    with pytest.warns(ExptiltWarning, match="ByHand ran, but none of its attention"), xt.differentiable(model):
+        model(x)

@@ -31,7 +31,10 @@ NARROW = (
     else ["-DEXPTILT_BITS=128", "-DEXPTILT_ROWS=12"]
 )
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
-FILTERS = ("test_exact.py", "test_gradient.py", "test_online.py", "test_nonlinear.py", "test_families.py")
+FILTERS = (
+    *("inference/test_exact.py", "inference/test_passes.py", "inference/test_online.py"),
+    *("test_nonlinear.py", "test_families.py"),
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the driver is built as on Linux")
 

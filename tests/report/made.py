@@ -59,7 +59,7 @@ def make_study(
     measures = {
         "entropy": head("entropy", entropy, unit="nats", span=(0.0, None)),
         "effective_keys": head("effective keys", np.exp(entropy), span=(1.0, None)),
-        "first_key_mass_given_choice": head("mass on the first key", rng.beta(1, 3, shape), span=(0.0, 1.0)),
+        "first_token_mass": head("mass on the first token", rng.beta(1, 3, shape), span=(0.0, 1.0)),
         "score_variance": head("score variance", 10 ** rng.uniform(-3, 2, shape), span=(0.0, None)),
         "ascent": head(
             "ascent cosine",

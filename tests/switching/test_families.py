@@ -5,6 +5,7 @@ wants a gradient goes step by step. Both are asked for the same numbers.
 """
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -425,11 +426,64 @@ WIDE = model_of("normal–inverse-Wishart")[0]
         (lambda: MODEL.fit(torch.tensor([[1.0]]), fixed=("prior",)), "fixed is"),
         (lambda: MODEL.fit(torch.tensor([[1.0]]), fixed=("discount", "rest")), "nothing is left"),
         (lambda: WIDE.fit(torch.ones(3, 2, dtype=F64)), "Only discounted"),
-        (lambda: MODEL.filter(torch.tensor([1.0, 2.0])), "floating-point tensor"),
-        (lambda: MODEL.filter(torch.tensor([[1.0]]), method="gpb3"), "method is 'gpb3'"),
+        (lambda: MODEL.filter(torch.ones(1, 2, 1, 1)), "shape"),
+        (lambda: MODEL.filter([["a"]]), "not a numeric array"),
+        (lambda: MODEL.filter([[1], [2, 3]]), "rows have different lengths"),
+        (lambda: MODEL.filter([]), "has no rows"),
+        (lambda: MODEL.filter(torch.tensor([[1.0]]), method="gpb0"), "method is 'gpb0'"),
         (lambda: MODEL.forecast(MODEL.filter(torch.tensor([[1.0]])), 1, levels=(1.0,)), "levels is 1.0"),
     ],
 )
 def test_bad_input(call, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize("discounts", [(0.8, 0.3), (1.0, 0.5)])
+def test_gpb_k_against_all_paths(discounts) -> None:
+    """With k > T nothing is merged: every path of modes, step by step with the families' own functions."""
+    y, T = [2, 9, 4, 0], 4
+    rests = [f.Gamma(one(a), one(b)) for a, b in ((2.0, 1.0), (8.0, 1.0))]
+    moves = [DiscountedDynamics(d, rest) for d, rest in zip(discounts, rests, strict=True)]
+    model = SwitchingFamily([[0.9, 0.1], [0.3, 0.7]], rests[0], f.Poisson, moves, [0.4, 0.6])
+    found = {}
+    for path in itertools.product(range(2), repeat=T + 1):
+        belief, score = rests[0], math.log([0.4, 0.6][path[0]])
+        for t in range(T):
+            score += math.log([[0.9, 0.1], [0.3, 0.7]][path[t]][path[t + 1]])
+            belief, seen = moves[path[t + 1]](belief), one(float(y[t]))[None]
+            score += float(f.log_marginal_likelihood(belief, f.Poisson, seen))
+            belief = f.posterior(belief, f.Poisson, seen)
+        found[path] = score, float(belief.event_mean)
+    scores = torch.tensor([score for score, _ in found.values()], dtype=F64)
+    total = float(scores.logsumexp(0))
+    mean = sum(math.exp(score - total) * value for score, value in found.values())
+    post = model.filter(y, method="gpb5")
+    assert float(post.log_likelihood) == pytest.approx(total, abs=1e-10)
+    assert float(post.mean[-1]) == pytest.approx(mean, rel=1e-10)
+    last = sum(math.exp(score - total) for path, (score, _) in found.items() if path[-1] == 1)
+    assert float(post.mode_probability[-1, 1]) == pytest.approx(last, abs=1e-10)
+    gaps = [abs(float(model.filter(y, method=f"gpb{k}").log_likelihood) - total) for k in (1, 3, 5)]
+    assert gaps[0] > gaps[1] > gaps[2]
+
+
+def test_data_of_any_kind() -> None:
+    """Lists, whole numbers, numpy, pandas and lists of series give what tensors give."""
+    pd = pytest.importorskip("pandas")
+    rest = f.Gamma(one(2.0), one(1.0))
+    parts = (rest, f.Poisson, [DiscountedDynamics(0.8, rest), DiscountedDynamics(0.3, rest)])
+    model = SwitchingFamily([[0.9, 0.1], [0.3, 0.7]], *parts)
+    want = model.filter(one(3, 1, 4)[:, None])
+    for y in ([3, 1, 4], [[3], [1], [4]], np.array([3, 1, 4]), torch.tensor([[3], [1], [4]])):
+        got = model.filter(y)
+        assert torch.equal(got.mode_probability, want.mode_probability)
+        assert torch.equal(model.smooth(y).mean, model.smooth(one(3, 1, 4)[:, None]).mean)
+        assert model.most_likely_path(y).tolist() == model.most_likely_path(one(3, 1, 4)[:, None]).tolist()
+    table = model.filter(pd.DataFrame({"count": [3, 1, 4]}, index=[7, 8, 9]))
+    assert table.mode_probability.index.tolist() == [7, 8, 9]
+    np.testing.assert_allclose(table.mean["state 0"], want.mean[:, 0])
+    short = model.filter([np.array([3, 1, 4]), np.array([2])])
+    torch.testing.assert_close(short.mean[0], want.mean)
+    assert len(short.mean[1]) == 1
+    whole = SwitchingFamily(np.array([[1, 0], [0, 1]]), *parts, initial_probability=[1, 0])
+    assert whole.filter([3, 1]).mode_probability[:, 0].tolist() == [1.0, 1.0]

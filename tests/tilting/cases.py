@@ -1,9 +1,15 @@
-"""Random problems with options mixed at random, for hypothesis."""
+"""Random tensors, and random problems with options mixed at random, for hypothesis."""
 
 import torch
 from hypothesis import strategies as st
 
 FIELDS = ("output", "log_normalizer", "entropy", "score_mean", "score_variance", "score_max", "key_mass")
+BACKENDS = ("reference", "cpu", "tiled")
+
+
+def normal(seed, *shape, dtype=torch.float32):
+    """Standard normal numbers, the same in every dtype but for rounding."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def pair_shape(draw, lead, Hq, Q, K):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import exptilt as xt
 from exptilt.tilting.backends import cpu, layout, tiled
 from oracles import attention as oracle
-from tilting.cases import FIELDS, close, problems
+from tilting.cases import FIELDS, close, normal, problems
 
 BACKENDS = ("cpu", "tiled")
 
@@ -283,3 +283,30 @@ def test_decoding_step_equals_last_row():
     whole, step = xt.attend(q, k, v, causal=True), xt.attend(q[:, :, -1:], k, v, causal=True)
     for name in FIELDS[:-1]:
         assert torch.allclose(getattr(whole, name)[:, :, -1:], getattr(step, name), atol=1e-5), name
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [10**6, 2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 10**30])
+def test_a_window_without_end(backend, causal, window):
+    """As if there were none, and its gradients too."""
+    q, k = normal(0, 2, 5, 4).requires_grad_(), normal(1, 2, 9, 4)
+    found, expected = (
+        xt.attend(q, k, k, causal=causal, window=w, key_mass=True, backend=backend) for w in (window, None)
+    )
+    for name in FIELDS:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), msg=name)
+    x, y = (torch.autograd.grad(a.output.sum() + a.key_mass.square().sum(), q)[0] for a in (found, expected))
+    torch.testing.assert_close(x, y)
+
+
+def test_dropout_again():
+    """The second call of a kind takes the short way to the kernel, which knows nothing of dropped weights."""
+    g = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 40, 8, generator=g)
+    mask = torch.rand(40, 40, generator=g) > 0.3
+    for options in ({}, {"mask": mask}):
+        first, again = (xt.attend(query, key, value, dropout=0.5, seed=3, **options) for _ in range(2))
+        expected = xt.attend(query, key, value, dropout=0.5, seed=3, backend="tiled", **options)
+        torch.testing.assert_close(first.output, expected.output)
+        torch.testing.assert_close(again.output, expected.output)

@@ -59,7 +59,10 @@ def test_as_calling_again_without_each_key(options, scale):
     for j in range(7):
         after = without(q, k, v, j, options)
         change = after.output - before.output
-        close = lambda x, y: torch.testing.assert_close(x[..., j], y, rtol=1e-6, atol=1e-9)  # noqa: B023, E731
+
+        def close(x, y, j=j):
+            torch.testing.assert_close(x[..., j], y, rtol=1e-6, atol=1e-9)
+
         close(norms.total, change.norm(dim=-1).sum(-1))
         close(norms.largest, change.norm(dim=-1).amax(-1))
         dotted = (change * direction).sum(-1)

@@ -1,8 +1,9 @@
 """Derivatives, transforms, compilation around a call: the only file that uses torch's private names."""
 
+import functools
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -64,6 +65,36 @@ def derivatives_wanted(tensors: Iterable[Tensor | None]) -> bool:
     if in_transform() or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Context in which compiled functions run as they are written; does nothing if none was compiled.
+
+    What happens inside a compiled graph cannot be intercepted.
+    """
+    if "torch._dynamo.eval_frame" not in sys.modules:  # loading the compiler takes a second
+        yield
+        return
+    dynamo: Any = sys.modules["torch._dynamo"]
+    # The stance is for compiled functions that are called in here, the setting for one that is running.
+    with torch.compiler.set_stance("force_eager"), dynamo.config.patch(disable=True):
+        yield
+
+
+def never_compiled(function: _Function) -> _Function:
+    """The function, which the compiler calls as it is written, with all that it calls.
+
+    `torch.compiler.disable` does the same, but loads the compiler.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        loaded = "torch._dynamo.eval_frame" in sys.modules
+        return (torch.compiler.disable(function) if loaded else function)(*arguments, **keywords)
+
+    called._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(_Function, called)
 
 
 def not_traced(function: _Function) -> _Function:

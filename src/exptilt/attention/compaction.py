@@ -1,8 +1,8 @@
 r"""Many keys replaced by a few whose log-normalizer and mean value agree.
 
 A cluster C of keys answers a query with Σ_{j∈C} e^{s_j} and with the mean of its values. One key k̄ with a
-log-weight b and a value v̄ stands for it where b + <q, k̄> ≈ G_C(q) = log Σ_{j∈C} e^{<q, k_j>} for the queries
-that will come. `compact` sees m_j, the attention that key j gets from given queries, and takes
+log-weight b and a value v̄ stands for it where b + <q, k̄> ≈ G_C(q) = log Σ_{j∈C} e^{<q, k_j>} for the
+queries that will come. `compact` sees m_j, the attention that key j gets from given queries, and takes
 
     k̄ = Σ w_j k_j,   v̄ = Σ w_j v_j,   w_j ∝ m_j within C,   e^b = Σ_{j∈C} Σ_i p_ij / Σ_i e^{<q_i, k̄> − G_i}
 

@@ -1,4 +1,4 @@
-"""B1 to B3: attention with a skip connection climbs G; without a norm it runs off, with one it is held."""
+"""B1 to B3 and B7: attention with a skip connection climbs G and spreads points; norms hold them."""
 
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from exptilt.claims.evidence import (
     least,
     most,
     normals,
+    note,
     off,
     same,
 )
@@ -87,7 +88,8 @@ def divergence(
         length of the pattern they follow, and how far that pattern is from the hull of the others.
 
     Example:
-        >>> found = xt.claims.divergence_rate()
+        >>> from exptilt.claims.experiments.divergence import divergence_rate
+        >>> found = divergence_rate()
         >>> print(bool((found.error < 1e-3).all()), bool((found.extreme > 0).all()))
         True True
     """
@@ -146,3 +148,38 @@ def contraction(
         yield curve(f"{name}: ascent", steps, grown.expansion[1:])
         yield dots(f"{name}: norm", steps, grown.contraction[1:])
     yield axes("Factors of size in each step", "step", "factor", log_y=True)
+
+
+@claim(
+    "B7",
+    "With the measure held still, the step spreads points apart",
+    r"D(\eta+\nabla G(\eta))=1+\mathrm{Cov}\succeq1\ \Rightarrow\ \|f(a)-f(b)\|\ge\|a-b\|",
+    f"{FAMILY}, section 3.1 (“the attention layer spreads apart the points”)",
+)
+def spreads(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
+    """With h held still, the step η + ∇G(η) has the Jacobian 1 + Cov, which is at least 1: no two points come
+    nearer to each other. It is the norm afterwards that brings points together.
+
+    Experiment:
+        Least eigenvalue of the Jacobian by automatic differentiation; all pairs of 60 points before and after
+        a step; beside it, the same with a projection to the sphere after the step.
+
+    Example:
+        >>> x, eta = torch.randn(40, 4), torch.randn(30, 4)
+        >>> moved = xt.dynamics.Flow(None, patterns=x)(eta)
+        >>> print(bool((torch.pdist(moved) > torch.pdist(eta)).all()))
+        True
+    """
+    x, eta = normals(seed, (points, dimensions), (60, dimensions))
+    flow = Flow(None, patterns=x)
+    slopes = torch.func.vmap(torch.func.jacrev(lambda y: y + torch.softmax(x @ y, 0) @ x))(eta)
+    before, after = torch.pdist(eta), torch.pdist(flow(eta))
+    held = torch.pdist(Flow("sphere", patterns=x)(torch.nn.functional.normalize(eta, dim=-1)))
+    on_sphere = torch.pdist(torch.nn.functional.normalize(eta, dim=-1))
+    yield least("least eigenvalue of the Jacobian, less 1", torch.linalg.eigvalsh(slopes) - 1, -ROUNDING)
+    yield least("distance of two points after the step, less before", after - before, -ROUNDING)
+    yield note("the same with a projection to the sphere, least of all pairs", (held - on_sphere).min(), signed=True)
+    yield dots("step alone", before, after)
+    yield dots("on the sphere", on_sphere, held)
+    yield curve("equal", [0.0, float(before.max())], [0.0, float(before.max())])
+    yield axes("Distances of pairs before and after a step", "before", "after")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import torch
 
-from exptilt.claims.evidence import ROUNDING, Findings, axes, curve, dots, least, most, normals, off, same
+from exptilt.claims.evidence import ROUNDING, Findings, axes, curve, dots, least, most, normals, note, off, same
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
 from exptilt.families import (
@@ -104,7 +104,7 @@ def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fi
     t = torch.linspace(-2, 2, 41, dtype=torch.float64)
     line = h.log_normalizer(t[:, None] * eta)
     yield same("η to its mean and back", h.natural(m).or_raise(), eta, 1e-6)
-    yield same("∇G*(m), by differences, against η", slope, eta, 1e-4)
+    yield same("∇G*(m), by differences, against η", slope, eta, 1e-6)
     yield most("G*(m) + G(η) − <m,η>", abs(conjugate + h.log_normalizer(eta) - m @ eta), 1e-8)
     yield most("largest <m,η'> − G(η') over others, less G*(m)", rivals - conjugate, 1e-9)
     yield most("entropy against G − <η,∇G>", abs(h.log_normalizer(eta) - eta @ m - entropy), ROUNDING)
@@ -215,10 +215,14 @@ def entropy(
 )
 def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
     """The log-normalizer is minus the least free energy: over all laws q on the points, E_q<u,η> + H(q) is
-    at most G, and equals it for the attention weights alone.
+    at most G, and equals it for the attention weights alone. With a latent variable z and u = log p(x,z) the
+    same is the ELBO: log p(x) is the log-normalizer. A wake step (the model fitted to q) never lowers it; a
+    sleep step (q fitted to the model's own draws) brings q to the posterior, where it is tight.
 
     Experiment:
-        Many random laws and the attention weights; the shortfall of each against KL(q‖p).
+        Many random laws and the attention weights; the shortfall of each against KL(q‖p). A model of a latent
+        and an observed class with random tables: its ELBO against log p(x) less KL, a wake step and a sleep
+        step in closed form.
 
     Example:
         >>> x, eta = torch.randn(40, 4), torch.randn(4)
@@ -239,6 +243,18 @@ def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Find
     yield most("at the attention weights, less G", abs(value[0] - G), ROUNDING)
     yield same("shortfall against KL(q‖p)", G - value, gap)
     yield least("KL of the others", gap[1:], 0.0)
+    latent, data, guess = normals(seed, (5, 7), (7,), (5, 7))
+    joint, weight = latent.flatten().softmax(0).view(5, 7), data.softmax(0)  # p(z,x), and how often x is seen
+    q = guess.softmax(0)
+
+    def elbo(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return (weight * (q * (p.log() - q.log())).sum(0)).sum()
+
+    posterior = joint / joint.sum(0)
+    evidence, short = weight @ joint.sum(0).log(), weight @ (q * (q / posterior).log()).sum(0)
+    yield same("latent classes: ELBO against log p(x) − KL(q‖posterior)", elbo(joint, q), evidence - short)
+    yield least("latent classes: rise of the ELBO in a wake step", elbo(q * weight, q) - elbo(joint, q), 0.0)
+    yield same("latent classes: ELBO after a sleep step against log p(x)", elbo(joint, posterior), evidence)
     yield dots("laws q", gap, value)
     yield curve("G", [0.0, float(gap.max())], [float(G)] * 2)
     yield axes("The bound, and how far laws fall below it", "KL(q‖p)", "E_q<u,η> + H(q)")
@@ -253,11 +269,14 @@ def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Find
 )
 def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) -> Findings:
     """The sum of exponentials, which is AdaBoost's loss, is to the KL divergence of unnormalised measures
-    what the log-sum-exp is to that of laws: its conjugate, and the source of its Bregman divergence.
+    what the log-sum-exp is to that of laws: its conjugate, and the source of its Bregman divergence. A round
+    of AdaBoost tilts the masses of the examples, and is the projection, in D, onto the masses under which its
+    rule of thumb knows nothing.
 
     Experiment:
         The maximum over masses m at m = h e^s and around it; the Bregman divergence of M = e^G against D of
-        the two tilted measures.
+        the two tilted measures. Twenty rounds of AdaBoost with stumps on random points: the loss against the
+        product of √(1−γ²), γ the edges; the edge of a rule after its round; Pythagoras for D.
 
     Example:
         >>> from exptilt.families import exponential_bregman, unnormalized_kl
@@ -283,9 +302,37 @@ def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) 
     yield most("maximum against Σ e^s", abs(value[0] / M - 1), ROUNDING)
     yield most("other masses, less the maximum", value[1:] / M - 1, ROUNDING)
     yield most("Bregman divergence of M against D", (exponential_bregman(h, a, b) / D - 1).abs(), 1e-9)
+    yield from _boosting(seed)
     yield dots("masses m", distance, value)
     yield curve("Σ h e^s", [0.0, float(distance.max())], [float(M)] * 2)
     yield axes("<s,m> − D(m‖h) + Σh over masses m", "distance of m from h e^s", "")
+
+
+def _boosting(seed: int, rounds: int = 20) -> Findings:
+    """Checks of twenty rounds of AdaBoost."""
+    (x,) = normals(seed, (200, 4))
+    label = (x[:, 0] * x[:, 1] + x[:, 2]).sign()
+    cuts = torch.linspace(-1.5, 1.5, 13, dtype=x.dtype)
+    rules = ((x[:, :, None] > cuts).double() * 2 - 1).flatten(1) * label[:, None]  # +1 where a stump is right
+    mass, loss, left = torch.ones(200, dtype=x.dtype), 200.0, 0.0
+    gaps = []
+    for _ in range(rounds):
+        edges = mass @ rules / mass.sum()
+        best = int(edges.abs().argmax())
+        gamma = edges[best]
+        new = mass * (-torch.atanh(gamma) * rules[:, best]).exp()
+        loss *= float((1 - gamma**2).sqrt())
+        other = mass * (1 + 0.5 * torch.cos(torch.arange(200.0).to(x)))
+        other = other * torch.where(rules[:, best] > 0, 1 / (other @ (rules[:, best] > 0).double()),
+                                    1 / (other @ (rules[:, best] < 0).double()))  # knows nothing of the rule either
+        before, after = unnormalized_kl(other, mass), unnormalized_kl(other, new)
+        gaps.append(abs(float(before - after - unnormalized_kl(new, mass))))
+        left = max(left, abs(float(new @ rules[:, best])))
+        mass = new
+    yield most("AdaBoost: loss over the product of √(1−γ²), less 1", abs(float(mass.sum()) / loss - 1), ROUNDING)
+    yield most("AdaBoost: edge of a rule after its round", left, ROUNDING * 200)
+    yield most("AdaBoost: D(m‖before) − D(m‖after) − D(after‖before)", max(gaps), 1e-8)
+    yield note("AdaBoost: loss after 20 rounds, over that at the start", float(mass.sum()) / 200)
 
 
 @claim(

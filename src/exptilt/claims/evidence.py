@@ -3,19 +3,22 @@ r"""What a claim found, and the verdict that follows from its numbers.
 A claim returns checks: numbers, each with the bound it must keep and the part it plays.
 
     claim       what must be true for the statement to hold as this library states it
+    guard       what must be true for the experiment to mean something, such as that a number varies at all
     printed     the same for the formula as a draft prints it, where that is another one
     reach       a wider reading of the statement, which may fail and then limits it
     measured    a question put to data: nobody can derive the answer
     note        no bound, only worth knowing
 
-A check passes if it does for every seed. The first of these rules that applies is the verdict:
+A check passes if it does for every seed. It is exact if its bound is rounding: 1e-6 at most. The first of these
+rules that applies is the verdict:
 
     open                         a number that is needed is missing
-    refuted                      a check of the claim fails, or of several measured none passes
+    refuted                      a check of the claim or a guard fails, or of several measured none passes
     holds with a correction      the claim passes and the printed formula does not
     measured: partly             some measured checks pass and others do not
-    holds within a stated scope  a wider reading fails; or the claim is measured, and all of that passes
-    holds exactly                none of these
+    holds within a stated scope  a wider reading fails
+    measured: holds              a check that passes is measured, or is not exact: true of these settings
+    holds exactly                every check of the claim is an identity or an inequality, to rounding
 """
 
 import dataclasses
@@ -24,7 +27,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -32,9 +35,10 @@ from exptilt._support.intervals import mean_interval
 from exptilt._support.plotting import html_table
 from exptilt.lens.studying.results import plain, read
 
-Role = Literal["claim", "printed", "reach", "measured", "note"]
+Role = Literal["claim", "guard", "printed", "reach", "measured", "note"]
 Setting = int | float | str
 ROUNDING = 1e-10  # of float64 sums of some dozens of terms
+EXACT = 1e-6  # a larger bound is not rounding
 
 
 class Verdict(Enum):
@@ -43,6 +47,7 @@ class Verdict(Enum):
     EXACT = "holds exactly"
     CORRECTED = "holds with a correction"
     SCOPED = "holds within a stated scope"
+    MEASURED = "measured: holds"
     PARTLY = "measured: partly"
     REFUTED = "refuted"
     OPEN = "open"
@@ -50,7 +55,7 @@ class Verdict(Enum):
     @property
     def holds(self) -> bool:
         """Whether the claim stands, if need be corrected or limited."""
-        return self in (Verdict.EXACT, Verdict.CORRECTED, Verdict.SCOPED)
+        return self in (Verdict.EXACT, Verdict.CORRECTED, Verdict.SCOPED, Verdict.MEASURED)
 
 
 class Check(NamedTuple):
@@ -63,6 +68,7 @@ class Check(NamedTuple):
         least: the smallest value that passes.
         role: the part it plays in the verdict.
         error: standard error of a single value, where it is known otherwise than from seeds.
+        signed: whether it can be negative; the interval of a number that cannot ends at 0.
     """
 
     name: str
@@ -71,6 +77,12 @@ class Check(NamedTuple):
     least: float = -math.inf
     role: Role = "claim"
     error: float = math.nan
+    signed: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the bound is rounding."""
+        return all(abs(x) <= EXACT for x in (self.most, self.least) if not math.isinf(x))
 
     @property
     def passed(self) -> bool:
@@ -85,10 +97,11 @@ class Check(NamedTuple):
     @property
     def interval(self) -> tuple[float, float]:
         """95% interval of the mean over seeds, or two standard errors about a single value."""
-        if len(self.values) == 1:
-            return self.mean - 2 * self.error, self.mean + 2 * self.error
-        _, low, high = mean_interval(torch.tensor(self.values, dtype=torch.float64))
-        return float(low), float(high)
+        low, high = self.mean - 2 * self.error, self.mean + 2 * self.error
+        if len(self.values) > 1:
+            _, *ends = mean_interval(torch.tensor(self.values, dtype=torch.float64))
+            low, high = (float(end) for end in ends)
+        return (low if self.signed or min(self.values) < 0 or low != low else max(low, 0.0)), high
 
     @property
     def bound(self) -> str:
@@ -98,20 +111,31 @@ class Check(NamedTuple):
             return "" if math.isinf(self.least) else least
         return most if math.isinf(self.least) else f"{least}, {most}"
 
+    @property
+    def sentence(self) -> str:
+        """The number and its bound in a sentence, the worst seed where there are several."""
+        far = max(self.values, key=lambda x: max(x - self.most, self.least - x))
+        worst = f", {far:.3g} for the worst seed" if len(self.values) > 1 and far != self.mean else ""
+        return f"“{self.name}” is {self.mean:.3g}{worst}, and should be {self.bound}"
 
-def most(name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan) -> Check:
+
+def most(
+    name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan, signed: bool = False
+) -> Check:
     """A check that passes up to a bound; a tensor counts by its largest entry, NaN being the largest."""
-    return Check(name, (_number(value, largest=True),), most=bound, role=role, error=error)
+    return Check(name, (_number(value, largest=True),), most=bound, role=role, error=error, signed=signed)
 
 
-def least(name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan) -> Check:
+def least(
+    name: str, value: object, bound: float, role: Role = "claim", *, error: float = math.nan, signed: bool = False
+) -> Check:
     """A check that passes from a bound up; a tensor counts by its smallest entry, NaN being the smallest."""
-    return Check(name, (_number(value, largest=False),), least=bound, role=role, error=error)
+    return Check(name, (_number(value, largest=False),), least=bound, role=role, error=error, signed=signed)
 
 
-def note(name: str, value: object, *, error: float = math.nan) -> Check:
+def note(name: str, value: object, *, error: float = math.nan, signed: bool = False) -> Check:
     """A number without a bound."""
-    return Check(name, (_number(value, largest=True),), role="note", error=error)
+    return Check(name, (_number(value, largest=True),), role="note", error=error, signed=signed)
 
 
 def _number(value: Any, *, largest: bool) -> float:
@@ -235,36 +259,33 @@ class Evidence:
 
     @property
     def _judged(self) -> tuple[Verdict, str]:
-        by_role: dict[str, list[Check]] = {}
-        for check in self.checks:
-            by_role.setdefault(check.role, []).append(check)
         needed = [check for check in self.checks if check.role != "note"]
         if self.missing:
             return Verdict.OPEN, self.missing
         missing = [check.name for check in needed if any(map(math.isnan, check.values))]
         if missing or not needed:
-            return Verdict.OPEN, f"missing: {', '.join(missing) or 'every number'}"
-        failed = {role: [c.name for c in checks if not c.passed] for role, checks in by_role.items()}
-        measured = by_role.get("measured", [])
-        if failed.get("claim"):
-            return Verdict.REFUTED, f"fails: {', '.join(failed['claim'])}"
+            return Verdict.OPEN, f"There is no number for: {', '.join(missing) or 'anything'}."
+        failed = {role: [c for c in needed if c.role == role and not c.passed] for role in get_args(Role)}
+        measured = [check for check in needed if check.role == "measured"]
+        if failed["claim"] or failed["guard"]:
+            return Verdict.REFUTED, _said(failed["claim"] + failed["guard"])
         if measured and len(failed["measured"]) == len(measured):
-            return Verdict.REFUTED, f"none passes: {', '.join(failed['measured'])}"
-        if failed.get("printed"):
-            return Verdict.CORRECTED, f"the printed formula fails: {', '.join(failed['printed'])}"
-        if failed.get("measured"):
-            return Verdict.PARTLY, f"fails: {', '.join(failed['measured'])}"
-        if failed.get("reach"):
-            return Verdict.SCOPED, f"does not reach: {', '.join(failed['reach'])}"
-        if measured:
-            return Verdict.SCOPED, "passes where it was measured"
-        return Verdict.EXACT, "every check passes"
+            return Verdict.REFUTED, _said(measured)
+        if failed["printed"]:
+            return Verdict.CORRECTED, "The printed formula fails. " + _said(failed["printed"])
+        if failed["measured"]:
+            return Verdict.PARTLY, _said(failed["measured"])
+        if failed["reach"]:
+            return Verdict.SCOPED, "A wider reading fails. " + _said(failed["reach"])
+        if measured or not all(check.exact for check in needed if check.role == "claim"):
+            return Verdict.MEASURED, "Every number keeps its bound with these settings, which is no proof."
+        return Verdict.EXACT, "Every number is 0 to rounding, or keeps an inequality to rounding."
 
     def to_json(self) -> str:
         """The evidence as JSON text, which `from_json` reads; NaN is null, ∞ is "inf"."""
         found = plain(self) | {"verdict": self.verdict.value, "reason": self.reason}
         for check, words in zip(self.checks, found["checks"], strict=True):
-            words |= {"passed": check.passed, "interval": plain(check.interval)}
+            words |= {"passed": check.passed, "exact": check.exact, "interval": plain(check.interval)}
         return json.dumps(found, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -276,7 +297,7 @@ class Evidence:
         """
         data = json.loads(text)
         for words in (data, *data["checks"]):  # what follows from the rest
-            for name in ("verdict", "reason", "passed", "interval"):
+            for name in ("verdict", "reason", "passed", "exact", "interval"):
                 words.pop(name, None)
         found: Evidence = read(cls, data)
         return found
@@ -288,6 +309,10 @@ class Evidence:
         ]
         said = f"{self.id}: {self.verdict.value} ({self.reason})"
         return html_table(("number", "mean", "bound", "part", "passes"), rows, said)
+
+
+def _said(checks: Sequence[Check]) -> str:
+    return ". ".join(check.sentence for check in checks) + "."
 
 
 def joined(runs: Sequence[Evidence]) -> Evidence:

@@ -29,6 +29,8 @@ GROUPS = {
     "D": "Contrastive learning",
     "E": "Attention as a switching filter",
     "F": "To be observed in real transformers",
+    "G": "Further errata of the drafts",
+    "H": "Results of others",
 }
 MODEL = "shakespeare"  # which claims about trained models are run on: it comes with the package
 # How the drafts are called.
@@ -63,7 +65,6 @@ class Claim:
         printed: the formula as a draft prints it, in LaTeX, where that is another one or says more.
         experiment: the function; it takes a seed and the settings.
         question: whether the drafts ask it, or only data can tell; what is no question should hold.
-        full: whether it takes minutes, and runs only if it is asked for.
         seeds: over how many seeds it is run.
     """
 
@@ -74,7 +75,6 @@ class Claim:
     printed: str
     experiment: Callable[..., Findings]
     question: bool
-    full: bool
     seeds: int
 
     @property
@@ -178,30 +178,29 @@ def claim(
     *,
     printed: str = "",
     question: bool = False,
-    full: bool = False,
     seeds: int = 3,
 ) -> Callable[[Callable[..., Findings]], Callable[..., Findings]]:
     """Register the function below as the experiment of a claim; the arguments are those of `Claim`."""
 
     def register(function: Callable[..., Findings]) -> Callable[..., Findings]:
-        _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, full, seeds)
+        _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, seeds)
         return function
 
     return register
 
 
-def _order(id: str) -> tuple[str, int]:
-    return id[0], int(id[1:])
+def _order(id: str) -> tuple[str, int, str]:
+    return id[0], int(id[1:].rstrip("ab")), id
 
 
-def every() -> tuple[Claim, ...]:
-    """All claims, in the order of the theory.
+def every(*, others: bool = False) -> tuple[Claim, ...]:
+    """All claims, in the order of the theory; with `others` the published results of others instead.
 
     Example:
         >>> len(xt.claims.every())
-        41
+        46
     """
-    return tuple(_CLAIMS[id] for id in sorted(_CLAIMS, key=_order))
+    return tuple(_CLAIMS[id] for id in sorted(_CLAIMS, key=_order) if (id[0] == "H") is others)
 
 
 def find(id: str) -> Claim:
@@ -211,15 +210,16 @@ def find(id: str) -> Claim:
         id: such as "A1", in capitals or not.
 
     Example:
-        >>> xt.claims.find("b5").title
-        'Is the equilibrium Gaussian when the patterns move?'
+        >>> xt.claims.find("b5a").title
+        'Moving points: is their equilibrium Gaussian?'
     """
-    if id.upper() not in _CLAIMS:
+    key = id[:1].upper() + id[1:].lower()
+    if key not in _CLAIMS:
         raise ArgumentError(
-            f"there is no claim {id!r}{_nearest(id.upper(), _CLAIMS)}. There are A1 to A15, B1 to B6, "
-            "C1 to C4, D1, E1 to E9 and F1 to F6."
+            f"there is no claim {id!r}{_nearest(key, _CLAIMS)}. There are A1 to A15, B1 to B7, "
+            "C1 to C5, D1, E1 to E10, F1 to F6, G1, and H1 to H9 for results of others."
         )
-    return _CLAIMS[id.upper()]
+    return _CLAIMS[key]
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
@@ -235,7 +235,6 @@ def run(
     ids: Iterable[str] = (),
     *,
     settings: Mapping[str, Setting] | None = None,
-    full: bool = False,
     seed: int = 0,
     seeds: int | None = None,
     store: str | os.PathLike[str] | None = None,
@@ -246,7 +245,6 @@ def run(
     Args:
         ids: which; none for all.
         settings: other values than the defaults, by name; with several claims each takes those it has.
-        full: whether to run those that take minutes as well, where ids do not name them.
         seed: the first seed.
         seeds: how many; default what each claim says.
         store: folder where evidence is kept. What was run before by the same code is taken from there.
@@ -258,7 +256,7 @@ def run(
         A1 holds exactly
         A10 holds with a correction
     """
-    chosen = chosen_claims(ids, full=full)
+    chosen = chosen_claims(ids)
     given = dict(settings or {})
     strange = [name for name in given if not any(name in claim.settings for claim in chosen)]
     if strange:
@@ -290,10 +288,14 @@ def _kept(
     return found
 
 
-def chosen_claims(ids: Iterable[str] = (), *, full: bool = False) -> list[Claim]:
-    """The claims of these ids, or all; those that take minutes only with `full` or by name."""
-    named = [find(id) for id in ids]
-    return list(dict.fromkeys(named)) or [each for each in every() if full or not each.full]
+def chosen_claims(ids: Iterable[str] = (), *, others: bool = False) -> list[Claim]:
+    """The claims of these ids, or all, or with `others` all results of others."""
+    return list(dict.fromkeys(find(id) for id in ids)) or list(every(others=others))
+
+
+def cache_folder() -> Path:
+    """Where evidence and trained models are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exptilt" / "claims"
 
 
 def counted(found: Sequence[Evidence]) -> str:

@@ -1,8 +1,42 @@
-"""Numbers on the command line; one that is out of range gets a line that says so."""
+"""Checks of a command line that are made before anything heavy is loaded: numbers, extras, paths."""
 
 import argparse
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from exptilt._support.errors import ArgumentError, MissingExtraError
 
 LARGEST = 2**63 - 1
+LIBRARIES = {  # of each extra, those that a command cannot do without
+    "hf": ("transformers", "safetensors", "pandas"),
+    "report": ("jinja2", "matplotlib", "pandas"),
+}
+
+
+def missing(extras: str) -> str:
+    """The first library of these extras, such as "hf,report", that is not installed; "" if all are."""
+    libraries = [name for extra in extras.split(",") if extra for name in LIBRARIES[extra]]
+    return next((name for name in libraries if find_spec(name) is None), "")
+
+
+def require(extras: str) -> None:
+    """Raise, with the command that installs it, if a library of these extras is missing."""
+    if library := missing(extras):
+        raise MissingExtraError(library, extras)
+
+
+def in_checkout() -> bool:
+    """Whether this package runs from a source checkout, which has more than an installed one."""
+    return (Path(__file__).resolve().parents[3] / "benchmarks" / "harness.py").is_file()
+
+
+def check_paths(option: str, given: Iterable[str | Path | None]) -> None:
+    """Raise if a path of this option leads nowhere; a word without a slash may be the name of a model."""
+    for name in given:
+        is_path = isinstance(name, Path) or (name is not None and name.startswith((".", "/", "~")))
+        if name is not None and is_path and not Path(name).exists():
+            raise ArgumentError(f"{option}: there is no folder or file {name}. Check the path.")
 
 
 def _whole(text: str, least: int) -> int:
@@ -18,7 +52,7 @@ def _whole(text: str, least: int) -> int:
 
 
 def seed(text: str) -> int:
-    """A seed: a whole number that the generators of torch and numpy take."""
+    """A whole number from 0, which the generators of torch and numpy take for a seed."""
     return _whole(text, 0)
 
 

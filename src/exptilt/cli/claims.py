@@ -1,12 +1,11 @@
 """Run the claims of the papers: what was claimed, what was run, the numbers and the verdict that follows.
 
-Without ID all claims that are quick are run; --full adds those that train models, which takes minutes. One ID
-alone is shown with all its numbers. What was run by the same code before is taken from the store; after
+Without ID all claims are run; --full also trains the models of F4 and F5 again, whose results come with the
+package otherwise. One ID alone is shown with all its numbers. What was run by the same code before is taken from the store; after
 Ctrl-C the same command goes on. The exit code is 1 if a claim that should hold does not.
 """
 
 import argparse
-import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +15,13 @@ from exptilt._support.progress import track
 from exptilt.cli.arguments import positive, seed
 
 if TYPE_CHECKING:
-    from exptilt.claims import Evidence
+    from exptilt.claims.evidence import Evidence
 
 SUMMARY = "run the claims of the papers and print the evidence for each"
 EXAMPLES = """\
 commands that work as printed:
   exptilt claims A1 A10
-  exptilt claims B5 --set dimensions=3
+  exptilt claims B5a --set dimensions=3
   exptilt claims A1 A10 --out ledger
 """
 RESUMES = " What was done is kept; run the same command again to go on."
@@ -31,11 +30,12 @@ RESUMES = " What was done is kept; run the same command again to go on."
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt claims`."""
     add = parser.add_argument
-    add("ids", nargs="*", metavar="ID", help="claims such as A10 (default: all that are quick)")
+    add("ids", nargs="*", metavar="ID", help="claims such as A10 (default: all)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
     model = "also run the claims about trained models on this one, as `exptilt report` takes it"
     add("--model", metavar="MODEL", help=model)
-    add("--full", action="store_true", help="also those that train small models: minutes")
+    add("--others", action="store_true", help="published results of others, H1 to H9, in place of the drafts' claims")
+    add("--full", action="store_true", help="train the models of F4 and F5 again: hours")
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
     add("--json", action="store_true", help="print one JSON object a line instead of the table")
@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     from exptilt._support.files import prepare_folder
     from exptilt.claims import ledger
 
-    chosen = ledger.chosen_claims(arguments.ids, full=arguments.full)
-    settings = _settings(arguments.set)
+    chosen = ledger.chosen_claims(arguments.ids, others=arguments.others)
+    settings = _settings(arguments.set) | ({"full": 1} if arguments.full else {})
     if arguments.out is not None:
         prepare_folder(arguments.out)
     options = {"seed": arguments.seed, "seeds": arguments.seeds, "again": arguments.again}
-    options["store"] = arguments.store or _cache()
+    options["store"] = arguments.store or ledger.cache_folder()
     found: list[Evidence] = []
     others: list[Evidence] = []
     plan = [(found, "claims", chosen, settings)]
@@ -82,9 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif len(found) == 1 and not others:
         print(_one(found[0]))
     else:
-        every = not arguments.ids and not arguments.full
-        hint = "\nF4 and F5 train small models: exptilt claims --full" if every else ""
-        print(_table(found + others) + hint)
+        print(_table(found + others))
         print("".join(_changed(found, each) for each in others), end="")
     if arguments.out is not None:
         from exptilt.report.ledger import write_ledger
@@ -101,10 +99,6 @@ def _settings(words: list[str]) -> dict[str, int | float | str]:
         if not (name and sign and value):
             raise ArgumentError(f"--set: {word!r} is not NAME=VALUE. Pass such as --set dimensions=8.")
     return {name: value for name, _, value in pairs}
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exptilt" / "claims"
 
 
 def _table(found: "list[Evidence]") -> str:

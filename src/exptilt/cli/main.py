@@ -21,20 +21,25 @@ from types import ModuleType
 
 from exptilt import __version__
 from exptilt._support.errors import ExptiltError
+from exptilt.cli.arguments import in_checkout, missing
 
 COMMANDS = ("report", "claims", "switch", "bench")
-FIRST = {  # the first command to try of each
-    "report": "report",
-    "claims": "claims A1 A10",
-    "switch": "switch FILE.csv",
-    "bench": "bench --list",
+FIRST = {  # the first command to try of each, and the extra that it needs
+    "report": ("report", "hf,report"),
+    "claims": ("claims A1 A10", ""),
+    "switch": ("switch FILE.csv", "report"),
+    "bench": ("bench --list", ""),
 }
 
 EXAMPLES = """\
 commands that work as printed:
   exptilt --version
-  exptilt report
   exptilt claims A1 A10
+
+after pip install 'exptilt[hf,report]':
+  exptilt report
+
+in a source checkout:
   exptilt bench --list
 """
 
@@ -85,12 +90,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def welcome() -> str:
-    """What to type first."""
-    lines = [f"  {'exptilt ' + words:26} {command(name).SUMMARY}" for name, words in FIRST.items()]
-    first = f"exptilt {__version__}: attention you can measure and differentiate."
-    begin = "Begin with the first of these; it needs no other file and opens in a browser:"
-    last = "`exptilt COMMAND --help` explains one, `exptilt --help` everything."
-    return "\n".join([first, "", begin, *lines, "", last])
+    """Commands to try first: those that work with what is installed, then what the others need."""
+    ready, waiting = [], []
+    for name, (words, extra) in FIRST.items():
+        line = f"  {'exptilt ' + words:26} {command(name).SUMMARY}"
+        if missing(extra):
+            waiting += [line, f"  {'':26} (first: pip install 'exptilt[{extra}]')"]
+        elif name != "bench" or in_checkout():
+            ready.append(line)
+    parts = [f"exptilt {__version__}: attention you can measure and differentiate.", "", "Try:", *ready]
+    if waiting:
+        parts += ["", "With more packages:", *waiting]
+    parts += ["", "`exptilt COMMAND --help` explains one, `exptilt --help` everything."]
+    return "\n".join(parts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import announce_if_slow
-from exptilt.cli.arguments import positive, seed
+from exptilt.cli.arguments import check_paths, positive, require, seed
 
 if TYPE_CHECKING:
     from exptilt.lens import Study
@@ -63,6 +63,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, study, write, say what was found and where it is."""
+    require("hf,report")
+    for option, given in (("MODEL", [arguments.model]), ("--against", [arguments.against])):
+        check_paths(option, given)
+    for option in ("text", "images", "sounds", "checkpoints"):
+        check_paths(f"--{option}", getattr(arguments, option) or [])
     from exptilt._support import files
     from exptilt.report.study import page
 
@@ -74,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     except BaseException:
         files.forget_folders([arguments.out / STORE, *made])
         raise
-    print(page.text(found))
+    print(page.text(found, other))
     print(f"\nWrote {path.resolve()}, with heads.csv and study.json beside it. Open it in a browser.")
     return 0
 

@@ -1,6 +1,8 @@
 """Find the regimes of a time series in a CSV or parquet file: a summary here, a page, and its numbers."""
 
 import argparse
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from exptilt.cli.arguments import positive, seed
@@ -9,7 +11,7 @@ SUMMARY = "find the regimes of a time series in a CSV or parquet file"
 EXAMPLES = """\
 commands that work as printed:
   exptilt switch examples/data/gnp.csv
-  exptilt switch examples/data/gnp.csv --modes 2 --forecast 8 --out report
+  exptilt switch examples/data/gnp.csv --lags 1 --forecast 8 --out report
 """
 
 
@@ -26,8 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         metavar="FILE.csv",
-        help="a CSV file with a header (commas, semicolons or tabs; decimal commas too), or a parquet file; "
-        "empty cells are missing values",
+        help="a CSV file (commas, semicolons or tabs; decimal commas too; rows in any order of time), or a "
+        "parquet file; empty cells are missing values",
     )
     add("--columns", nargs="+", metavar="NAME", help=columns)
     add(
@@ -37,6 +39,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--modes", type=positive, default=2, help="how many regimes (default: 2)")
     add("--model", choices=("level", "local-level", "counts"), default="level", help=kinds)
+    lags = "lags of an autoregression around the levels, one column only (default: 0)"
+    add("--lags", type=seed, default=0, metavar="COUNT", help=lags)
+    shade = "reference spans to shade, FROM..TO such as 2007-12..2009-06, or a column of 0 and 1"
+    add("--shade", nargs="+", default=(), metavar="SPAN", help=shade)
     add("--starts", type=positive, default=5, help="how many starts of the fit (default: 5)")
     add("--forecast", type=positive, default=12, metavar="STEPS", help="steps to forecast (default: 12)")
     most = "compare the numbers of regimes up to this one, by BIC and log score (default: 4; 1: do not)"
@@ -47,6 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, print the summary, write page and table."""
+    missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
+    if missing:
+        install = "pip install 'exptilt[report]'"
+        say(f"{' and '.join(missing)} is not installed: there will be a summary and tables, no page ({install}).")
+    from exptilt._support.files import write_together
     from exptilt.report import regimes
 
     found = regimes.find_regimes(
@@ -55,12 +66,23 @@ def run(arguments: argparse.Namespace) -> int:
         index=arguments.index,
         kind=arguments.model,
         modes=arguments.modes,
+        lags=arguments.lags,
         starts=arguments.starts,
         steps=arguments.forecast,
         seed=arguments.seed,
         counts=range(1, arguments.compare + 1) if arguments.compare > 1 else (),
+        shade=arguments.shade,
     )
+    print(regimes.text(found), flush=True)
+    if missing:
+        first = write_together(arguments.out, regimes.tables(found))[0]
+        print(f"\nWrote CSV and JSON files into {first.resolve().parent}.")
+        return 1
     page, _ = regimes.write_regimes(found, arguments.out)
-    print(regimes.text(found))
     print(f"\nWrote {page.resolve()}, with its CSV and JSON files beside it. Open it in a browser.")
     return 0
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(f"exptilt switch: {text}", file=sys.stderr, flush=True)

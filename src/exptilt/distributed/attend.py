@@ -255,7 +255,7 @@ class _Work:
             return replicated.attend(call, self.members, sizes, self.key_mass, self.check)
         t = call.inputs
         ring = Ring(self.members, self.order, sizes, call.settings.backend)
-        settings = replace(call.settings, backend=ring.name, check=False)
+        settings = replace(call.settings, backend=ring.register(), check=False)
         found = run(replace(call, settings=settings), key_mass=self.key_mass)
         if self.check and is_concrete(t.query, t.key):
             bad = bool(found.log_normalizer.isnan().any()) or not bool(torch.isfinite(t.query).all())

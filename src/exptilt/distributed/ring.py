@@ -61,9 +61,8 @@ class Ring:
     sizes: tuple[int, ...]
     backend: str
 
-    @property
-    def name(self) -> str:
-        """The name under which this ring is registered, for `Settings.backend`."""
+    def register(self) -> str:
+        """Register this ring as a backend; returns its name for `Settings.backend`."""
         found = f"ring {self.members.name} {self.order} {self.sizes} {self.backend}"
         dispatch.register(found, self)
         return found

@@ -14,23 +14,20 @@ from exptilt._support.solution import Solution, Status
 from exptilt.dynamics.fixed_points.equilibrium import Equilibrium
 from exptilt.dynamics.fixed_points.solve import fixed_point
 from exptilt.dynamics.fixed_points.stability import jacobian_penalty, monotone_operator, spectral_radius
-from exptilt.dynamics.flow import Flow, Kernel
+from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.clusters import cluster_labels, clusters
 from exptilt.dynamics.observe.gaussianity import gaussianity
 from exptilt.dynamics.renormalizers import RMS, Batch, Layer, Sphere, Whiten
-from exptilt.dynamics.trajectory import Trajectory
 
 __all__ = [
     "RMS",
     "Batch",
     "Equilibrium",
     "Flow",
-    "Kernel",
     "Layer",
     "Solution",
     "Sphere",
     "Status",
-    "Trajectory",
     "Whiten",
     "cluster_labels",
     "clusters",

@@ -204,7 +204,10 @@ class InnerDraws(ABC):
     batch_shape: Any
 
     _reach: ClassVar[tuple[Any, Any, Any] | None] = None
-    """Least entry, largest entry and total of x (None if not fixed); None if the support is unknown."""
+    """Least entries, largest entries and total of x, each a number or ``(..., D)``; None: unknown support.
+
+    The total is None unless it is fixed.
+    """
 
     _differentiable_draws: ClassVar[bool] = False
     """Whether draws are differentiable in the parameters."""

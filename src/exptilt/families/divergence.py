@@ -78,23 +78,23 @@ def _beyond(p: Measure, q: Measure) -> Tensor | None:
     """
     if p._reach is None or q._reach is None:
         return None
-    (low, high, total), (least, most, wanted) = _by_pairs(p, -1), _by_pairs(q, -2)
+    (low, high, total), (least, most, wanted) = _by_pairs(p, -2), _by_pairs(q, -3)
     inside = (low >= least) & (high <= most)
     if q._reach[2] is not None:
         inside = inside & (total == wanted)  # NaN, so False, if p has no fixed total
     rows, columns = _present(p), _present(q)
-    inside = (inside & columns.unsqueeze(-2)).any(-1)
+    covered = (inside.all(-1) & columns.unsqueeze(-2)).any(-1)
     batch = common_shape(p.batch_shape, q.batch_shape)
-    return (rows & ~inside).any(-1).expand(batch)
+    return (rows & ~covered).any(-1).expand(batch)
 
 
 def _by_pairs(measure: Measure, axis: int) -> list[Tensor]:
-    """The entries of `_reach` by component, with an axis of length one at `axis` for the other measure."""
+    """The entries of `_reach` ``(..., D)`` by component, with an axis at `axis` for the other measure."""
     parts = [torch.nan if x is None else x for x in measure._reach or ()]
     tensors = [torch.as_tensor(x, dtype=measure.dtype, device=measure.device) for x in parts]
     if isinstance(measure, AnyMixture):
-        return [x.unsqueeze(axis) if x.ndim else x for x in tensors]
-    return [x[..., None, None] for x in tensors]
+        return [x.unsqueeze(axis) if x.ndim else x.unsqueeze(0) for x in tensors]
+    return [x[..., None, None, :] if x.ndim else x.unsqueeze(0) for x in tensors]
 
 
 def _present(measure: Measure) -> Tensor:

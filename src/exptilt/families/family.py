@@ -12,6 +12,7 @@ A subclass gives the maps between its parameters and θ, its statistic, and A in
 mean parameter and its inverse if they have closed forms.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -27,7 +28,7 @@ from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.checks import check_tensors, unlike_an_event, with_axes
-from exptilt.families.measure import Measure, make
+from exptilt.families.measure import Base, Measure, make
 
 Value = TypeVar("Value")
 
@@ -61,6 +62,9 @@ class ExponentialFamily(Measure):
 
     _twin: ClassVar[tuple[Any, Mapping[str, str]] | None] = None
     """The class in `torch.distributions`, and its name for each of our fields."""
+
+    _open_ends: ClassVar[bool] = False
+    """Whether the ends of `_reach` are outside the support."""
 
     _squares: ClassVar[tuple[str, ...]] = ()
     """Fields whose square root is the parameter in `torch.distributions`."""
@@ -185,6 +189,18 @@ class ExponentialFamily(Measure):
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return self._mean_excess(mean)
 
+    def _support(self, x: Any) -> Tensor | None:
+        """Whether x is within `_reach`: whole numbers if these are counts, with the total if it is fixed."""
+        low, high, total = self._reach or (-math.inf, math.inf, None)
+        if isinstance(low, float) and math.isinf(low):
+            return None
+        inside = (x > low) & (x < high) if self._open_ends else (x >= low) & (x <= high)
+        if self.base is Base.COUNTING:
+            inside = inside & (x == x.floor())
+        return (
+            inside.all(-1) if total is None else inside.all(-1) & (x.sum(-1, keepdim=True) == total)[..., 0]
+        )
+
     def _diverges(self, eta: Tensor) -> Tensor | None:
         return None if self._tilts_everywhere else ~self._with_natural(self._shifted(eta))._in_domain()
 
@@ -198,9 +214,14 @@ class ExponentialFamily(Measure):
         return other._log_partition() - self._log_partition() - dot(self.mean_parameter, change)
 
     def _overlap(self, other: Self) -> Tensor:
-        """log ∫ p q of two members, if the base measure is 1; infinite where the integral diverges."""
+        """log ∫ p q of two members, rounded upwards, if the base measure is 1; infinite where it diverges.
+
+        Of many observations' worth, A is large and its differences are rounding: brackets need a true bound.
+        """
         both = self.log_partition(self.natural_parameter + other.natural_parameter)
-        return both - self._log_partition() - other._log_partition()
+        one, two = self._log_partition(), other._log_partition()
+        rounding = 64 * torch.finfo(both.dtype).eps * (both.abs() + one.abs() + two.abs())
+        return both - one - two + rounding.detach()
 
     def _entropy(self) -> Tensor:
         """Entropy A(θ) − <θ, E u> for base measure b = 1."""

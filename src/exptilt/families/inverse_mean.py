@@ -144,12 +144,16 @@ def newton(
     while steps < max_steps:
         if grows:
             frame, unit = frame.scaled(covariance), covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        if floor is None:
             rounding = 4 * precision * matvec(covariance.abs(), here.eta.abs())  # of η, in units of m
+            rounding = rounding if grows else torch.minimum(rounding, precision**0.5 * spread)
         local = frame.covariance(covariance)
         # Regularised Newton: a hundredth of the slope is added, because the variance vanishes where one point
         # has all the weight. This term vanishes with the slope, so the last steps are pure Newton steps.
+        # A density keeps some variance everywhere: there the term is in units of the tilted variance.
         slope = torch.linalg.vector_norm(frame.pull(measure._step_for(here.mean, mean)), dim=-1)[..., None]
-        factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
+        least = local.diagonal(dim1=-2, dim2=-1).amin(-1, keepdim=True) if floor is None else 1.0
+        factor = _factor(local + torch.diag_embed(0.01 * (least * slope).expand_as(mean)))
         before = last = (here.mean - mean).abs().amax(-1)
         turn = 0
         while True:
@@ -180,10 +184,16 @@ def newton(
             break
         level += bool((moving & ((here.mean - mean).abs().amax(-1) > before / 4)).any())
         covariance = measure._covariance_given(*here, level)
-    residual = (here.mean - mean).abs().amax(-1)
+    eta, residual = here.eta.to(target.dtype), (here.mean - mean).abs()
+    if eta.dtype != mean.dtype:  # the answer is rounded: say what the rounded one reaches
+        residual = (measure._mean(eta.to(mean.dtype)) - mean).abs()
+        last = torch.finfo(eta.dtype).eps
+        enough = max(tolerance, last**0.75) * spread + 16 * last * target.abs()
+        rounded = done & (residual > enough).any(-1)
+        done, stalled = done & ~rounded, stalled | rounded
     code, distance = _classify(given, target, done, stalled, spread)
     count = torch.tensor(steps, device=mean.device)
-    return here.eta.to(target.dtype), code, residual.to(target.dtype), count, distance
+    return eta, code, residual.amax(-1).to(target.dtype), count, distance
 
 
 class Frame(NamedTuple):

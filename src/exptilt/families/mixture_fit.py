@@ -77,6 +77,17 @@ class _Problem:
             bad = found.code != Status.CONVERGED.code
         return found.value, bad | self._narrow(found.value), edge
 
+    def rounding(self, members: ExponentialFamily, weight: Tensor) -> Tensor:
+        """``(S,)``: how far a change of E[u] in its last digits moves the members, as a residual."""
+        if issubclass(self.family, Gaussian | DiagonalGaussian):
+            return torch.zeros_like(weight[:, 0])  # not found from E[u]
+        mean = members.mean_parameter
+        signs = torch.ones_like(mean[0, 0]).cumsum(-1).remainder(2) * 2 - 1
+        options: dict[str, Any] = {} if self.known is None else {"known": self.known}
+        found = self.family.from_mean(mean * (1 + 4 * torch.finfo(mean.dtype).eps * signs), **options)
+        moved = torch.where(found.code == Status.CONVERGED.code, found.value._kl(members), 0.0)
+        return (2 * (weight * moved.clamp_min(0)).sum(-1)).sqrt()
+
     def _gaussian(self, weight: Tensor) -> tuple[ExponentialFamily, Tensor, Tensor]:
         """`fitted` for Gaussians, from squares about each component's own mean, which lose least digits."""
         mean = torch.einsum("nsk,nd->skd", weight, self.x)
@@ -159,7 +170,8 @@ def fit_mixture(
         A `Solution` of the best start. CONVERGED: the gradient is within the tolerance, a local maximum (or a
         saddle) of the likelihood. BOUNDARY: converged, but the mean of a component of counts is on the
         boundary of the attainable set (a coin that always fell on one side); the value is just inside.
-        UNBOUNDED: every start shrank a component onto too few points. MAX_STEPS: none of these yet. A
+        UNBOUNDED: every start shrank a component onto too few points. STALLED: rounding of the statistic
+        moves a component by more than the tolerance (a Gamma of shape 1e9). MAX_STEPS: none of these yet. A
         component without points has log-weight −inf.
 
     Example:
@@ -223,10 +235,19 @@ def _best(
 ) -> Solution[Mixture]:
     """The start with the best status and, among equals, the largest likelihood, in the dtype of the data."""
     code = torch.where(residual <= tolerance, Status.CONVERGED.code, Status.MAX_STEPS.code)
+    rounding = problem.rounding(every.components, every.log_probability.exp())
+    coarse = (residual <= tolerance) & (rounding > tolerance)
+    residual = torch.maximum(residual, rounding)
+    code = torch.where(coarse, Status.STALLED.code, code)
     at_edge = (edges & (every.log_weight > -torch.inf)).any(-1) & (code == Status.CONVERGED.code)
     code = torch.where(at_edge, Status.BOUNDARY.code, code)
     code = torch.where(stuck, Status.UNBOUNDED.code, code)
-    order = {Status.CONVERGED.code: 0, Status.BOUNDARY.code: 0, Status.MAX_STEPS.code: 1}
+    order = {
+        Status.CONVERGED.code: 0,
+        Status.BOUNDARY.code: 0,
+        Status.STALLED.code: 1,
+        Status.MAX_STEPS.code: 1,
+    }
     likelihood = problem.shares(every.log_weight, every.components)[1].mean(0).nan_to_num(-torch.inf)
     rank = [(-order.get(int(c), 2), float(v)) for c, v in zip(code, likelihood, strict=True)]
     best = max(range(len(rank)), key=rank.__getitem__)

@@ -180,7 +180,7 @@ _PAIRS_OF_MEMBERS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]],
         lambda law, p: make(NegativeBinomial, failures=law.failures, logit=torch.logit(p)),
         moments=_failures_moments,
     ),
-    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts, moments=_counts_moments),
+    (Dirichlet, Multinomial): _PAIRS[Dirichlet, Multinomial],
     (Gaussian, Gaussian): Pair(
         lambda law, x: [solve_cholesky(law._factor(), x), pack(inverse_from_cholesky(law._factor())) / -2],
         lambda law, mean: _gaussian(mean, law.covariance_matrix),

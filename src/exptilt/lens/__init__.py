@@ -13,6 +13,7 @@ from exptilt.lens.training.clip import clip_qk_
 from exptilt.lens.training.monitor import TrainingMonitor
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.record import Record
+from exptilt.lens.watching.transformers_hook import register
 from exptilt.lens.watching.watch import NothingSeenError, watch
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "clip_qk_",
     "compare",
     "differentiable",
+    "register",
     "study",
     "watch",
 ]

@@ -9,15 +9,17 @@ derivative of attention along a direction is again attention,
 streamed over the keys by `attend` to any order. So `attend` computes the model's attention.
 """
 
+import warnings
 from contextlib import ContextDecorator
 from typing import Any
 
 from torch import Tensor, nn
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.lens.watching.call import Intercepted, Request
 from exptilt.lens.watching.interception import Interception
-from exptilt.lens.watching.watch import uncast
+from exptilt.lens.watching.torch_hook import innermost
+from exptilt.lens.watching.transformers_hook import uncast
 from exptilt.tilting import attend
 
 
@@ -52,19 +54,43 @@ class differentiable(ContextDecorator):
                 "transformers model."
             )
         self._model = model
-        self._open: list[Interception] = []
+        self._open: list[Interception | None] = []
+        self._attended = False
 
     def __enter__(self) -> nn.Module:
-        seen = Intercepted(self._model, uncast(_attend), _refuse_dropout, lambda *_: None, quiet=True)
+        around = innermost()
+        if around is not None and self._model in around.modules:
+            self._open.append(None)  # inside a watch of this model `attend` computes its attention already
+            return self._model
+        self._attended = False
+        seen = Intercepted(self._model, uncast(self._attend), self._look_at, lambda *_: None, quiet=True)
         self._open.append(Interception(seen).__enter__())
         return self._model
 
     def __exit__(self, *raised: Any) -> None:
-        self._open.pop().__exit__(*raised)
+        opened = self._open.pop()
+        if opened is None:
+            return
+        opened.__exit__(*raised)
+        if raised[0] is None and opened.intercepted.ran and not self._attended:
+            text = (
+                f"differentiable: {opened.intercepted.name} ran, but none of its attention goes through "
+                "transformers' interface, scaled_dot_product_attention or MultiheadAttention; its derivatives "
+                "are those that torch has for it as it is."
+            )
+            warnings.warn(text, ExptiltWarning, stacklevel=2)
+
+    def _look_at(self, request: Request) -> None:
+        self._attended = True
+        _refuse_dropout(request)
+
+    def _attend(self, request: Request) -> Tensor:
+        self._look_at(request)
+        return _attend(request)
 
 
 def _attend(request: Request) -> Tensor:
-    _refuse_dropout(request)
+    """The output of a request, with all derivatives."""
     return attend(request.query, request.key, request.value, **request.options, check=False).output
 
 

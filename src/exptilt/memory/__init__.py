@@ -8,7 +8,6 @@ from exptilt.memory.binary.classical import ClassicalHopfield
 from exptilt.memory.binary.contrastive_divergence import train_boltzmann
 from exptilt.memory.hopfield import Hopfield
 from exptilt.memory.layers import HopfieldLayer, HopfieldPooling, hopfield_attention
-from exptilt.memory.nearest import Nearest, SearchIndex
 from exptilt.memory.separation import Entmax, Polynomial
 from exptilt.memory.theory import guaranteed_radius, retrieval_error_bound, separation_needed, storage_bound
 
@@ -18,10 +17,8 @@ __all__ = [
     "Hopfield",
     "HopfieldLayer",
     "HopfieldPooling",
-    "Nearest",
     "Polynomial",
     "RestrictedBoltzmann",
-    "SearchIndex",
     "guaranteed_radius",
     "hopfield_attention",
     "hopfield_to_boltzmann",

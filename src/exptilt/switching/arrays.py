@@ -62,8 +62,8 @@ class Stored:
     ``rows`` counts steps of all series, or (``store="last"``) series.
     """
 
-    def __init__(self, series: int, rows: int, M: int, n: int) -> None:
-        self.marks, self._shapes = _layout(series, rows, M, n)
+    def __init__(self, series: int, rows: int, M: int, n: int, mixing: bool = True) -> None:
+        self.marks, self._shapes = _layout(series, rows, M, n, mixing)
         self.numbers = np.empty(self.marks[-1])
 
     def _array(self, k: int) -> Buffer:
@@ -96,7 +96,7 @@ class Stored:
 
     @cached_property
     def mixing(self) -> Buffer:
-        """[i, j] = P(mode i before | mode j now, data the collapse has seen), ``(rows, M·M)``."""
+        """[i, j] = P(mode i before | mode j now, data the collapse has seen), ``(rows, M·M or 0)``."""
         return self._array(5)
 
     @property
@@ -111,9 +111,9 @@ class Stored:
 
 
 @lru_cache(maxsize=256)
-def _layout(series: int, rows: int, M: int, n: int) -> tuple[list[int], list[tuple[int, ...]]]:
+def _layout(series: int, rows: int, M: int, n: int, mixing: bool) -> tuple[list[int], list[tuple[int, ...]]]:
     """Where the arrays of `Stored` begin in its memory and where the last ends, and their shapes."""
-    wide = [(rows, k) for k in (M, M * n, M * n * n, M * M)]
+    wide = [(rows, k) for k in (M, M * n, M * n * n, M * M * mixing)]
     shapes: list[tuple[int, ...]] = [(series,), (rows,), *wide, (series, 2)]
     return [0, *accumulate(map(math.prod, shapes))], shapes
 
@@ -186,11 +186,14 @@ def filled(name: str, **values: Any) -> Any:
     return native.frame(name)(**places)
 
 
-def new_run(p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True) -> Run:
-    """A run with room for each step, or for the last of each series."""
+def new_run(
+    p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True, mixing: bool = True
+) -> Run:
+    """A run with room for each step, or for the last of each series, and for mixing probabilities."""
     M, n, _ = p.sizes if isinstance(p, KeptParameters) else sizes_of(p)
     series = len(starts) - 1
-    return Run(p, np.ascontiguousarray(y), starts, Stored(series, len(y) if everything else series, M, n))
+    rows = len(y) if everything else series
+    return Run(p, np.ascontiguousarray(y), starts, Stored(series, rows, M, n, mixing))
 
 
 def parameters_frame(p: Parameters) -> Any:
@@ -220,5 +223,6 @@ def described(run: Run, method: str, everything: bool = True) -> Any:
     place, marks = address(out.numbers), out.marks
     frame.log_likelihood, frame.terms, frame.log_mode = place, place + 8 * marks[1], place + 8 * marks[2]
     frame.mode_mean, frame.mode_covariance = place + 8 * marks[3], place + 8 * marks[4]
-    frame.mixing, frame.failure = place + 8 * marks[5], place + 8 * marks[6]
+    frame.mixing = place + 8 * marks[5] if marks[6] > marks[5] else 0
+    frame.failure = place + 8 * marks[6]
     return frame

@@ -12,9 +12,7 @@ so let shared quantities come first.
     "level"         y_t = d_{s_t} + v_t,  v_t ~ N(0, R_{s_t}): a level and a variance a regime
     "local-level"   x_t = x_{t−1} + w_t,  w_t ~ N(0, Q_{s_t}),  y_t = x_t + v_t: the level wanders, each
                     regime at its own pace; diffuse start
-
-It starts from the data, learns from several starts, leaves out ends where a regime has shrunk onto single
-points (there the likelihood has no maximum), and numbers the regimes from low level, or slow pace, upwards.
+    "autoregression"  `markov_autoregression` whose level and deviation switch
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,18 +20,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
-from .._support.errors import ArgumentError, ConvergenceError
-from .._support.progress import track
+from .._support.errors import ArgumentError
 from .checks import plain
-from .learning.climb import FitStatus
-from .learning.maximum_likelihood import checked_data
+from .learning.named import even_transition
 from .learning.summary import Fit
+from .markov import fit_levels, markov_autoregression
 from .model import SwitchingLinearGaussian
 from .parameters import CORES, INITIAL
 
-KINDS = ("level", "local-level")
+KINDS = ("level", "local-level", "autoregression")
 
 
 def join_modes(
@@ -124,71 +122,34 @@ def join_modes(
     )
 
 
-def start_model(y: np.ndarray, kind: str, modes: int) -> SwitchingLinearGaussian:
-    """A start for the series y ``(T, m)`` (NaN where missing), with modes far enough apart to tell."""
-    m = y.shape[1]
-    stay = np.full((modes, modes), 0.1 / max(modes - 1, 1))
-    np.fill_diagonal(stay, 0.9 if modes > 1 else 1.0)
-    common: dict[str, Any] = {
-        "transition": stay,
-        "initial_probability": np.full(modes, 1 / modes),
-        "start": "first",
-    }
-    if kind == "level":
-        deviation = np.nanstd(y, 0)
-        rank = np.nanmean((y - np.nanmean(y, 0)) / deviation, 1, where=~np.isnan(y)) if m > 1 else y[:, 0]
-        order = np.argsort(np.where(np.isnan(rank), np.nanmedian(rank), rank))
-        parts = [y[part] for part in np.array_split(order, modes)]
-        seen = [(~np.isnan(part)).any(0).all() for part in parts]
-        levels = [np.nanmean(part if ok else y, 0) for part, ok in zip(parts, seen, strict=True)]
-        return SwitchingLinearGaussian(
-            dynamics=np.zeros((1, 1)),
-            process_noise=np.zeros((1, 1)),
-            observation=np.zeros((m, 1)),
-            observation_noise=np.linspace(0.5, 1.0, modes)[:, None, None] * np.diag(deviation**2),
-            initial_mean=np.zeros(1),
-            initial_covariance=np.zeros((1, 1)),
-            observation_offset=np.stack(levels),
-            **common,
-        )
-    variance = np.nanvar(np.diff(y, axis=0), 0)
-    variance = np.where(np.isfinite(variance) & (variance > 0), variance, np.nanvar(y, 0))
-    pace = np.geomspace(0.1, 2.0, modes) if modes > 1 else np.ones(1)
-    return SwitchingLinearGaussian(
-        dynamics=np.eye(m),
-        process_noise=pace[:, None, None] * np.diag(variance),
-        observation=np.eye(m),
-        observation_noise=np.diag(0.2 * variance),
-        initial_mean=np.zeros(m),
-        initial_covariance=np.diag(np.full(m, np.inf)),
-        **common,
-    )
-
-
 def fit_named_model(
     y: ArrayLike,
     *,
     kind: str = "level",
     modes: int = 2,
+    order: int = 1,
     starts: int = 5,
     seed: int = 0,
+    start: Fit[SwitchingLinearGaussian] | None = None,
     progress: bool | None = None,
 ) -> Fit[SwitchingLinearGaussian]:
-    """Fit one of the ready models.
+    """Fit one of the ready models; regimes are numbered from low level, or slow pace, upwards.
 
     Args:
-        y: one series, ``(T, m)`` or ``(T,)``; NaN is missing.
-        kind: "level" or "local-level".
+        y: one series, ``(T, m)`` or ``(T,)``; NaN is missing; columns of a table are named in messages.
+        kind: "level", "local-level" or "autoregression".
         modes: how many regimes.
+        order: how many lags an autoregression has.
         starts: how many starts.
         seed: of the starts after the first.
+        start: a fit of the same kind to start from, alone; of a longer series, for example.
         progress: show a bar always, never, or (None) where somebody looks.
     """
     if kind not in KINDS:
         raise ArgumentError(f"fit_named_model: kind is {kind!r}. Pass one of {list(KINDS)}.")
     if modes < 1 or starts < 1:
         raise ArgumentError(f"fit_named_model: modes={modes}, starts={starts}. Pass at least 1 of each.")
-    values = plain(y)
+    values, names = plain(y), list(getattr(y, "columns", ()))
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or len(values) < 3 * modes:
         raise ArgumentError(
@@ -207,65 +168,64 @@ def fit_named_model(
             raise ArgumentError(
                 f"fit_named_model: component {a} {what}. Leave it out, or pass a series that varies."
             )
-    base = start_model(values, kind, modes)
-    checked_data(base, values, 0)
-    off = ~np.eye(values.shape[1], dtype=bool)
-    held: dict[str, ArrayLike] = {"dynamics": True, "observation": True, "transition": modes == 1}
-    options: dict[str, Any] = {"method": "em", "fixed": held | {"process_noise": True}}
-    if kind == "local-level":
-        held |= {"process_noise": off, "observation_noise": off}
-        options = {"method": "mle", "fixed": held, "shared": ("observation_noise",)}
-    rng = np.random.default_rng(seed)
-    scale = np.nanvar(values, 0)
-    ends: list[Fit[SwitchingLinearGaussian]] = []
-    for attempt in track(range(starts), f"{starts} starts", show=progress):
-        start = base if attempt == 0 else _shaken(base, kind, rng, scale)
-        try:
-            found = start.fit(values, **options, standard_errors=False, max_steps=1000, progress=False)
-        except ArgumentError:
-            continue  # this start led to where a noise vanishes
-        noise = plain(found.model.observation_noise)
-        noise = noise if kind == "level" else noise + plain(found.model.process_noise)
-        proper = found.status is not FitStatus.DEGENERATE
-        if proper and (np.linalg.eigvalsh(noise / np.sqrt(scale[:, None] * scale))[:, 0] >= 1e-6).all():
-            ends.append(found)
-    if not ends:
-        raise ConvergenceError(
-            f"fit_named_model: none of {starts} starts ended at a proper maximum with {modes} regimes. "
-            "Try fewer regimes or the other model."
+    if start is not None:
+        starts = 1
+    if kind == "autoregression":
+        if values.shape[1] != 1:
+            raise ArgumentError(
+                f"fit_named_model: an autoregression is of one column, the series has {values.shape[1]}."
+            )
+        return markov_autoregression(
+            values, order=order, regimes=modes, switching=("intercept", "deviation"), starts=starts, seed=seed
         )
-    best = max(ends, key=lambda end: end.log_likelihood)
-    ordered = reorder(best.model, kind)
-    final = ordered.fit(values, **options, max_steps=1, progress=False)  # for the standard errors
-    finals = tuple(end.log_likelihood for end in ends)
-    return replace(best, model=ordered, standard_errors=final.standard_errors, restarts=finals)
-
-
-def _shaken(
-    base: SwitchingLinearGaussian, kind: str, rng: np.random.Generator, scale: np.ndarray
-) -> SwitchingLinearGaussian:
-    """Another start: levels, noises and persistence changed at random."""
-    M = base.modes
-    stay = rng.uniform(0.7, 0.98, M)
-    transition = np.full((M, M), 1.0) * ((1 - stay) / max(M - 1, 1))[:, None]
-    np.fill_diagonal(transition, stay if M > 1 else 1.0)
-    changes: dict[str, Any] = {"transition": transition}
-    noise = rng.uniform(0.3, 1.5, (M, 1, 1))
     if kind == "level":
-        changes["observation_noise"] = base.observation_noise * noise
-        shift = rng.normal(size=base.observation_offset.shape)
-        changes["observation_offset"] = base.observation_offset + 0.5 * np.sqrt(scale) * shift
-    else:
-        changes["observation_noise"] = base.observation_noise * rng.uniform(0.1, 3.0)
-        changes["process_noise"] = base.process_noise * np.exp(rng.normal(size=(M, 1, 1)))
-    return base.replace(**changes)
+        estimates = None if start is None else start.estimates
+        return fit_levels(values, modes, starts, seed, names or None, estimates, progress)
+    off = ~np.eye(values.shape[1], dtype=bool)
+    found = (_wandering(values, modes) if start is None else start.model).fit(
+        values,
+        method="mle",
+        fixed={
+            "dynamics": True,
+            "observation": True,
+            "transition": modes == 1,
+            "process_noise": off,
+            "observation_noise": off,
+        },
+        shared=("observation_noise",),
+        restarts=starts - 1,
+        generator=torch.Generator().manual_seed(seed),
+        progress=progress,
+    )
+    rank = np.argsort(np.trace(plain(found.model.process_noise), axis1=1, axis2=2), kind="stable")
+
+    def ordered(table: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        out = {name: plain(value)[rank] for name, value in table.items()}
+        return out | ({"transition": out["transition"][:, rank]} if "transition" in out else {})
+
+    names = ["transition", "dynamics", "process_noise", "observation", "observation_noise", *INITIAL]
+    model = found.model.replace(**ordered({name: getattr(found.model, name) for name in names}))
+    return replace(
+        found,
+        model=model,
+        estimates=ordered(found.estimates),
+        standard_errors=ordered(found.standard_errors),
+    )
 
 
-def reorder(model: SwitchingLinearGaussian, kind: str) -> SwitchingLinearGaussian:
-    """The model with its regimes numbered from low level (or slow pace) upwards."""
-    pace = np.trace(plain(model.process_noise), axis1=1, axis2=2)
-    order = np.argsort(plain(model.observation_offset)[:, 0] if kind == "level" else pace, kind="stable")
-    names = ["dynamics", "process_noise", "observation", "observation_noise", *INITIAL]
-    names += ["observation_offset"] if model.observation_offset is not None else []
-    changes = {name: plain(getattr(model, name))[order] for name in names}
-    return model.replace(transition=plain(model.transition)[np.ix_(order, order)], **changes)
+def _wandering(y: np.ndarray, modes: int) -> SwitchingLinearGaussian:
+    """A start for wandering levels of y ``(T, m)``, with paces far enough apart to tell."""
+    m, variance = y.shape[1], np.nanvar(np.diff(y, axis=0), 0)
+    variance = np.where(np.isfinite(variance) & (variance > 0), variance, np.nanvar(y, 0))
+    pace = np.geomspace(0.1, 2.0, modes) if modes > 1 else np.ones(1)
+    return SwitchingLinearGaussian(
+        transition=even_transition(modes, 0.9),
+        dynamics=np.eye(m),
+        process_noise=pace[:, None, None] * np.diag(variance),
+        observation=np.eye(m),
+        observation_noise=np.diag(0.2 * variance),
+        initial_mean=np.zeros(m),
+        initial_covariance=np.diag(np.full(m, np.inf)),
+        initial_probability=np.full(modes, 1 / modes),
+        start="first",
+    )

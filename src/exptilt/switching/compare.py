@@ -5,9 +5,8 @@ log p(y_t | the past) over stretches at the end of the series, each with paramet
 it: it needs no penalty, and asks what one wants to know.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from .._support.errors import ArgumentError, ConvergenceError
 from .._support.progress import track
 from .builders import fit_named_model
 from .checks import plain
-from .learning.walk_forward import folds
+from .learning.walk_forward import folds as part_folds
 
 Fitter = Callable[[Any, int], Any]
 HEADER = ("log_likelihood", "parameters", "aic", "bic", "log_score")
@@ -46,6 +45,16 @@ class Comparison:
     fits: dict[int, Any] = field(repr=False)
 
     @property
+    def said(self) -> str:
+        """Which number each criterion prefers, in words; a preferred number that was the most tried says so."""
+        named = {"aic": "AIC", "bic": "BIC", "log_score": "log score"}
+        best = {name: f"{k} by {named[name]}" for name, k in self.best.items()}
+        text = "best: " + ", ".join(best.values())
+        most = [named[name] for name, k in self.best.items() if k == max(self.modes) and len(self.modes) > 1]
+        beyond = f" ({max(self.modes)} was the most tried: more may be better by {', '.join(most)})"
+        return text + (beyond if most else "")
+
+    @property
     def best(self) -> dict[str, int]:
         """The number of regimes that each criterion prefers."""
         out = {name: self.modes[int(np.argmin(getattr(self, name)))] for name in ("aic", "bic")}
@@ -68,8 +77,7 @@ class Comparison:
         for count, (value, size, aic, bic, score) in zip(self.modes, rows, strict=True):
             lines.append(f"{count:>7}{value:>16.2f}{size:>12}{aic:>11.2f}{bic:>11.2f}{score:>11.4f}")
         lines += [f"{count:>7}  {why}" for count, why in self.failed.items()]
-        named = {"aic": "AIC", "bic": "BIC", "log_score": "log score"}
-        return "\n".join([*lines, "best: " + ", ".join(f"{k} by {named[n]}" for n, k in self.best.items())])
+        return "\n".join([*lines, self.said])
 
 
 def compare(
@@ -77,10 +85,12 @@ def compare(
     *,
     modes: Iterable[int] = range(1, 5),
     kind: str | Fitter = "level",
+    order: int = 1,
     folds: int = 4,
     first: int | None = None,
     starts: int = 5,
     seed: int = 0,
+    known: Mapping[int, Any] | None = None,
     progress: bool | None = None,
 ) -> Comparison:
     """Fit a model with different numbers of regimes, and hold them against each other.
@@ -88,13 +98,15 @@ def compare(
     Args:
         y: one series, ``(T, m)`` or ``(T,)``; numpy, torch or pandas.
         modes: the numbers of regimes.
-        kind: "level" or "local-level", as for `fit_named_model`; or a function of the series and a number of
+        kind: "level", "local-level" or "autoregression", as for `fit_named_model`; or a function of the series and a number of
             regimes that returns a fit whose model filters the series, such as
             ``lambda y, k: local_level(y, regimes=k)``.
+        order: how many lags an autoregression has.
         folds: how many stretches are held out, one after the other; 0 for no log score.
         first: the step at which they begin; None for six tenths of the series.
-        starts: how many starts of each fit of the whole series; those of the folds have at most 2.
+        starts: how many starts of each fit of the whole series; those of the folds start from its end.
         seed: of the starts.
+        known: fits of the whole series that there are already, by number of regimes.
         progress: show a bar always, never, or (None) where somebody looks.
     """
     values = plain(y)
@@ -108,38 +120,52 @@ def compare(
             "(T, m), numbers from 1, folds from 0, and a step inside the series."
         )
 
-    def fit(part: np.ndarray, *, count: int, tries: int) -> Any:
+    def fit(part: np.ndarray, count: int, start: Any) -> Any:
         if callable(kind):
             return kind(part, count)
-        return fit_named_model(part, kind=kind, modes=count, starts=tries, seed=seed, progress=False)
+        options: dict[str, Any] = {"modes": count, "order": order, "starts": starts if start is None else 2}
+        return fit_named_model(part, kind=kind, **options, seed=seed, start=start, progress=False)
 
-    found, failed, scores = dict[int, Any](), dict[int, str](), list[float]()
-    for count in track(counts, "numbers of regimes", show=progress):
+    cuts = part_folds(T, first, folds) if folds else ()
+    found, failed, scores = dict[int, Any](known or {}), dict[int, str](), dict[int, list[np.ndarray]]()
+    # the longest first, so that the time left is not told too short
+    jobs = [(count, cut) for count in sorted(counts, reverse=True) for cut in (None, *cuts)]
+    for count, cut in track(jobs, f"{min(counts)} to {max(counts)} regimes", show=progress):
+        if count in failed:
+            continue
         try:
-            whole = fit(values, count=count, tries=starts)
-            scores.append(_score(values, partial(fit, count=count, tries=min(starts, 2)), first, folds))
-            found[count] = whole
-        except ConvergenceError as problem:
+            if cut is None:
+                found[count] = found[count] if count in found else fit(values, count, None)
+            else:
+                part = fit(values[: cut[0]], count, found[count])
+                scores.setdefault(count, []).append(_score(part, values, *cut))
+        except (ConvergenceError, ArgumentError) as problem:
+            if isinstance(problem, ArgumentError) and (callable(kind) or count == min(counts)):
+                raise
             failed[count] = str(problem)
-    if not found:
+    modes_found = [count for count in counts if count in found and count not in failed]
+    if not modes_found:
         raise ConvergenceError(f"compare: no number of regimes could be fitted. {failed}")
+    fits = {count: found[count] for count in modes_found}
     column = {
-        name: np.array([getattr(fit, name) for fit in found.values()])
+        name: np.array([getattr(fit, name) for fit in fits.values()])
         for name in ("log_likelihood", "aic", "bic")
     }
-    sizes = np.array([fit.free_parameters for fit in found.values()])
+    mean = [float(np.concatenate(scores[k]).mean()) if k in scores else np.nan for k in fits]
+    sizes = np.array([fit.free_parameters for fit in fits.values()])
     return Comparison(
-        tuple(found), **column, parameters=sizes, log_score=np.array(scores), failed=failed, fits=found
+        tuple(fits), **column, parameters=sizes, log_score=np.array(mean), failed=failed, fits=fits
     )
 
 
-def _score(values: np.ndarray, fit: Callable[[np.ndarray], Any], first: int, count: int) -> float:
-    """The mean log score of the steps from `first` on that are observed."""
-    terms = []
-    for begin, end in folds(len(values), first, count) if count else ():
-        found = fit(values[:begin])
-        if getattr(found, "inputs", None) is not None:
-            raise ArgumentError("compare: a fit with lags or inputs has no log score. Pass folds=0.")
-        got = found.model.filter(values[:end]).log_likelihood_terms[begin:]
-        terms.append(got[~np.isnan(values[begin:end]).all(1)])
-    return float(np.concatenate(terms).mean()) if terms else np.nan
+def _score(found: Any, values: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """The log scores of the observed steps from `begin` to `end`, under a fit to what comes before."""
+    inputs, lags = getattr(found, "inputs", None), getattr(found, "order", 0)
+    if inputs is not None:
+        if not lags or inputs.shape[1] != lags:
+            raise ArgumentError("compare: a fit with inputs has no log score. Pass folds=0.")
+        rows = np.arange(lags, end)[:, None] - np.arange(1, lags + 1)
+        inputs = values[rows, 0]
+    got = found.model.filter(values[lags:end], method=found.filter, inputs=inputs)
+    terms: np.ndarray = got.log_likelihood_terms[begin - lags :]
+    return terms[~np.isnan(values[begin:end]).all(1)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,25 +172,44 @@ def likelihood(
 ) -> tuple[float, np.ndarray, dict[str, np.ndarray]]:
     """log p(y) of observations ``(T,)``, and its derivatives in P ``(T or 1, M, D, M)`` and in the parts."""
     laws = Laws(modes, parts)
+    given = laws.offset, laws.matrix, laws.deviation
+    known = {"y": np.ascontiguousarray(y), "known": np.ascontiguousarray(inputs), "inputs": inputs.shape[1]}
+    value, P_bar, bars = _pass(modes, P, len(y), given, known)
+    return value, P_bar, laws.pull(*bars)
+
+
+def density_likelihood(
+    modes: Modes, P: np.ndarray, densities: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """log p(y) from log-densities ``(T, K)``, and its derivatives in P and in them: P(mode | y)."""
+    T, K = densities.shape
+    smoothed = np.empty((T, K))
+    given = np.zeros(K), np.zeros((K, 0)), np.ones(K)
+    known = {"given": np.ascontiguousarray(densities), "smoothed": smoothed, "inputs": 0}
+    value, P_bar, _ = _pass(modes, P, T, given, known)
+    return value, P_bar, smoothed
+
+
+def _pass(
+    modes: Modes, P: np.ndarray, steps: int, laws: tuple[np.ndarray, ...], known: dict[str, Any]
+) -> tuple[float, np.ndarray, list[np.ndarray]]:
+    """log p(y), and its derivatives in P and in offsets, matrices and deviations; `known` are the data."""
     initial, pull = modes.initial(P)
     into = P[min(len(P) - 1, modes.order) :]
-    given = laws.offset, laws.matrix, laws.deviation, initial, into
+    given = *laws, initial, into
     values = np.concatenate([part.reshape(-1) for part in given])
     bars = np.zeros(len(values))
-    y, inputs = np.ascontiguousarray(y), np.ascontiguousarray(inputs)
     frame = filled(
         "HiddenChain",
-        steps=len(y),
+        steps=steps,
         modes=len(initial),
         regimes=P.shape[1],
-        inputs=inputs.shape[1],
         table=into[0].size if len(into) > 1 else 0,
-        y=y,
-        known=inputs,
         rows=modes.rows,
         after=modes.after,
         values=values,
         bars=bars,
+        **known,
     )
     native.call("chain_pass", frame)
     ends = np.cumsum([part.size for part in given])
@@ -197,7 +217,7 @@ def likelihood(
     *laws_bar, initial_bar, into_bar = (piece.reshape(part.shape) for piece, part in pieces)
     whole = pull(initial_bar)
     whole[len(P) - len(into) :] += into_bar
-    return frame.log_likelihood, whole, laws.pull(*laws_bar)
+    return frame.log_likelihood, whole, laws_bar
 
 
 def transitions(

@@ -18,11 +18,11 @@ from typing import Any, Self
 import torch
 from numpy.typing import ArrayLike
 
-from .inference.filter import Filtered, filter_series
+from .inference.filter import filter_series
 from .inference.online import OnlineState
-from .inference.path import most_likely_path
+from .inference.results import Filtered, Smoothed
 from .inference.simulate import Draws, Sample, posterior_draws, sample
-from .inference.smooth import Smoothed, smooth_series
+from .inference.smooth import most_likely_path, smooth_series
 from .learning.fit import fit_model
 from .learning.summary import Fit
 from .learning.walk_forward import WalkForward, walk_forward
@@ -73,7 +73,8 @@ class SwitchingLinearGaussian(ModelParameters):
 
         Args:
             y: ``(T, m)``, ``(B, T, m)`` or a list of series; numpy, torch or pandas. NaN is missing.
-            method: "gpb2", "imm", "gpb1", "exact" (all mode paths, small T) or "rbpf" (particles).
+            method: "gpb2", "imm", "gpb1", "gpb3" and so on (any k: M^{k−1} laws are kept, exact for k > T),
+                "exact" (all mode paths, small T) or "rbpf" (particles).
             inputs: ``(T, r)``, or one for each series, where the model has input matrices.
             store: "all", or "last" to keep only the last step of each series, in O(1) memory.
             particles: how many, for "rbpf".
@@ -88,7 +89,7 @@ class SwitchingLinearGaussian(ModelParameters):
 
         Args:
             y: as for `filter`.
-            method: "gpb2" (Kim's smoother), "imm", "gpb1" or "exact".
+            method: "gpb2" (Kim's smoother), "imm", "gpb1", "gpb3" and so on, or "exact".
             inputs: as for `filter`.
         """
         return smooth_series(self, y, method=method, inputs=inputs)

@@ -156,6 +156,18 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
     return Data(rows, starts, layout, kind, dtype, index, columns)
 
 
+def columns_of(y: Any, what: str) -> int:
+    """How many components the observations have, by the shape of what was given."""
+    lead = y[0] if isinstance(y, (list, tuple)) and len(y) and getattr(y[0], "ndim", 0) > 0 else y
+    try:
+        shape = np.shape(lead)
+    except ValueError:
+        raise ArgumentError(
+            f"{what}: rows have different lengths. Pass a number for each component."
+        ) from None
+    return int(shape[-1]) if len(shape) > 1 else 1
+
+
 def arrange(value: Any, data: Data, names: str | None, *, last: bool = False) -> Values:
     """Cut ``(rows, ...)``, one row per step (with `last`: per series), into the data's layout.
 

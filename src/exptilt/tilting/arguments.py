@@ -4,7 +4,9 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -57,13 +59,23 @@ class Call:
 
 
 def explain_keywords(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Let a function raise for keywords of `scaled_dot_product_attention`, and say what to write instead."""
+    """Let a function raise for keywords that it does not have, and say what to write instead."""
+    known = frozenset(signature(function).parameters)
+
+    def explanation(name: str) -> str:
+        alike = get_close_matches(name, known, 1)
+        guess = (
+            f"Did you mean {alike[0]}=?"
+            if alike
+            else f"It takes: {', '.join(signature(function).parameters)}."
+        )
+        return f"{function.__name__}: there is no {name}=. {_SDPA_NAMES.get(name, guess)}"
 
     @wraps(function)
     def explained(*arguments: Any, **keywords: Any) -> Result:
         for name in keywords:
-            if name in _SDPA_NAMES:
-                raise KeywordError(f"{function.__name__}: there is no {name}=. {_SDPA_NAMES[name]}")
+            if name not in known:
+                raise KeywordError(explanation(name))
         return function(*arguments, **keywords)
 
     return explained

@@ -75,7 +75,7 @@ def _run(call: Call, key_mass: bool) -> AttentionResult:
         own = masses.with_own_weights(t)
         known = torch.where(shift == -torch.inf, 0.0, shift), weight, gap, variance.detach()
         if compiling:
-            tensors = own.query, own.key, own.bias, own.log_weight, own.sink, own.mask
+            tensors = own.query, own.key, own.bias, own.log_weight, own.sink, own.mask, own.packing
             mass = compiled.key_mass(*tensors, *known, *settings.rule.numbers, settings.backend)
         else:
             mass = masses.key_mass(own, *known, settings)
@@ -88,7 +88,8 @@ def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass:
     """The result of a call with a share `dropout` of the weights dropped from the output."""
     check_dropout(dropout)
     t = call.inputs
-    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0])), key_mass=key_mass)
+    # Without values, so not by the layout that a remembered call has for them.
+    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0]), layout=None), key_mass=key_mass)
     starts = torch.tensor([[0, t.query.shape[-2]], [0, t.key.shape[-2]]], device=t.query.device)
     return drop(call, whole, starts[0], starts[1], dropout, seed)
 
@@ -113,13 +114,8 @@ def drop(
     device, lead = t.query.device, t.query.dim() - 3
     drawn = torch.randint(2**31, (), device=device) if seed is None else torch.as_tensor(seed, device=device)
     made = plan.make(query_starts, key_starts[:-1], key_starts[1:], drawn, dropout)[(None,) * lead]
-    bias = t.bias
-    if t.mask is not None:  # the plan takes the mask's place
-        hidden = torch.zeros(t.mask.shape, dtype=wide_dtype(t.query.dtype), device=device)
-        hidden = hidden.masked_fill(~t.mask, -torch.inf)
-        bias = hidden if bias is None else bias + hidden
-    kept = t._replace(mask=made, bias=bias)
-    part = run(replace(call, inputs=kept, settings=settings, dtype=wide_dtype(t.query.dtype)))
+    kept = t._replace(packing=made)
+    part = run(replace(call, inputs=kept, settings=settings, dtype=wide_dtype(t.query.dtype), layout=None))
     output = part.output * (share_of(part, whole) / (1 - dropout)).unsqueeze(-1)
     return replace(whole, output=output.to(call.dtype))
 
@@ -324,7 +320,7 @@ def fisher_vector_product(
     if settings.backend == "reference" or (compiling and transform_compiled()):
         product = _reference_product(call, along)
     elif compiling:
-        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask
+        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask, t.packing
         numbers = settings.rule.numbers
         product = compiled.hessian_product(*tensors, *numbers, settings.backend, settings.check)
     else:

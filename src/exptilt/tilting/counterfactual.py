@@ -9,7 +9,7 @@ exist at a time. For a key that has most of a query's weight, 1 − p_ij and o_i
 they are summed over the others.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def leave_one_out(
     window: int | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
-) -> Any:
+) -> LeaveOneOut:
     """What leaving out each key would change, for all keys at once, without the matrix of weights.
 
     Exact, as if `attend` were called again without the key. Carries no derivatives.

@@ -209,7 +209,7 @@ def attend_packed(
     if chosen == "gpu":
         made = _plan(query_starts, key_starts, block_table if places is None else None, page_size, positions)
         call = prepared(value=read)
-        found = run(replace(call, inputs=call.inputs._replace(mask=made)), key_mass=key_mass)
+        found = run(replace(call, inputs=call.inputs._replace(packing=made)), key_mass=key_mass)
     else:
         edges = list(zip(query_starts.tolist(), key_starts.tolist(), strict=True))
         found = _joined(

@@ -1,7 +1,6 @@
-r"""A plan: a few integers that replace the mask of packed sequences and dropped weights.
+r"""A plan: a few integers in place of a mask, for packed sequences and dropped weights.
 
-It takes the place of a mask (`Inputs.mask`), goes wherever masks go, and is told from a mask by its dtype:
-int64 (..., 1, rows, width), with rows
+It is `Inputs.packing`, int64 (..., 1, rows, width), with rows
 
     0       where the queries of each sequence begin, then where the last ends
     1, 2    where the keys of each sequence begin, and where they end
@@ -13,18 +12,12 @@ queries.
 """
 
 import math
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 PAGES = 4  # the first row of pages
 _ALL, _NEVER = 0xFFFFFFFF, 1 << 40
-
-
-def is_plan(mask: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether a mask is a plan."""
-    return mask is not None and mask.dtype == torch.int64
 
 
 def drops(plan: Tensor) -> bool:

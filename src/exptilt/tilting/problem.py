@@ -5,8 +5,8 @@ r"""A tilting problem in its canonical form.
 Hkv, K, D), value (..., Hkv, K, Dv; Dv = 0 when only G is wanted), bias and mask (..., Hq or 1, Q or 1, K or
 1) or None, log_weight (..., Hkv or Hq, K) or None, sink (..., Hq) or None. Query head h reads key head h //
 (Hq/Hkv). query, key and value may be of half precision; all else, and every result, is of the dtype that sums
-are taken in (`wide_dtype`). ``score_rule.py`` defines the scores. A plan (``plan.py``) may take the mask's
-place.
+are taken in (`wide_dtype`). ``score_rule.py`` defines the scores. packing (..., 1, rows, width) is a plan of
+packed sequences or dropped weights (``plan.py``), or None.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ class Inputs(NamedTuple):
     log_weight: Tensor | None = None
     sink: Tensor | None = None
     mask: Tensor | None = None
+    packing: Tensor | None = None
 
 
 class InputTangents(NamedTuple):

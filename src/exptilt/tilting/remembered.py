@@ -58,7 +58,7 @@ def prepare_again(
         return Call(t, known.settings, query.dtype, False, tracked, known.layout)
     call = prepare(name, query, key, value, *options, autocast=True)
     given = query, key, call.inputs.value if value is None else value, bias, log_weight, sink, mask
-    if not call.autocast and all(x is y for x, y in zip(call.inputs, given, strict=True)):
+    if not call.autocast and all(x is y for x, y in zip(call.inputs[:7], given, strict=True)):
         if len(_known) >= _MOST:
             _known.clear()
         direct = not tracked and sink is None and all(x is None or is_plain(x) for x in given)

@@ -172,7 +172,7 @@ def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
     share = z / torch.where(alive, total, 1.0)
     # The log-share of the heaviest part is found from the other parts, and means are taken about its mean: so
     # a share near 0 costs no digits.
-    heaviest = share.argmax(0, keepdim=True)
+    heaviest = _first_largest(z)
     most = torch.where(alive, z.gather(0, heaviest)[0], 1.0)
     log_lack = torch.log1p(z.scatter(0, heaviest, 0.0).sum(0) / most)  # − log of the heaviest part's share
     log_share = torch.where(some, share, 1.0).log().scatter(0, heaviest, -log_lack.unsqueeze(0))
@@ -191,9 +191,11 @@ def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
     main = torch.where(alive, means.gather(0, heaviest)[0], 0.0)
     mean = main + (w * torch.where(some, means - main, 0.0)).sum(0)
     entropy = (w * (entropies - log_w)).sum(0)
-    outputs = torch.stack([part.output for part in parts])
-    output = (w.unsqueeze(-1) * outputs).sum(0).to(outputs.dtype)
-    maximum = maxima.gather(0, maxima.detach().argmax(0, keepdim=True))[0]  # of equal ones the first
+    output = w[0].unsqueeze(-1) * parts[0].output
+    for k, part in enumerate(parts[1:], 1):
+        output = output + w[k].unsqueeze(-1) * part.output
+    output = output.to(parts[0].output.dtype)
+    maximum = maxima.gather(0, _first_largest(maxima.detach()))[0]
     G, centre = torch.where(alive, top + log_normalizer, -torch.inf), (middle[0] + step).detach()
     return AttentionResult(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre))
 
@@ -253,6 +255,15 @@ def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float =
         (variance - (mean - whole.score_mean).square()).clamp(min=0),
         torch.where(part.score_max < whole.score_max, whole.score_max, torch.nan),
     )
+
+
+def _first_largest(x: Tensor) -> Tensor:
+    """(1, ...): the first place along the first axis where x is largest; torch's argmax is slow there."""
+    top, at = x[0], torch.zeros(x.shape[1:], dtype=torch.int64, device=x.device)
+    for k in range(1, len(x)):
+        at = torch.where(x[k] > top, k, at)
+        top = torch.maximum(top, x[k])
+    return at.unsqueeze(0)
 
 
 def share_of(part: AttentionResult, whole: AttentionResult) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from exptilt.tilting.plan import is_plan, planned
+from exptilt.tilting.plan import planned
 from exptilt.tilting.problem import Inputs, per_query_head, wide_dtype
 
 
@@ -134,11 +134,12 @@ class ScoreRule:
         """Scores of keys start..stop from z = scale <q,k> (..., Hq, rows, stop − start); None is all rows."""
         s, slope, bend = self.soften(z)
         s = s + columns(t.bias, start, stop, rows) + weights(t.log_weight, z.shape[-3], start, stop)
-        if is_plan(t.mask):
-            shape, length = t.query.shape[:-1], t.key.shape[-2]
-            there = planned(t.mask, self.causal, self.window, shape, length, start, stop)
-            return Scores(s.masked_fill(~columns(there, 0, stop - start, rows), -torch.inf), slope, bend)
-        seen = self.visible(t.query.shape[-2], t.key.shape[-2], start, stop, z.device, rows)
+        shape, length = t.query.shape[:-1], t.key.shape[-2]
+        if t.packing is not None:
+            there = planned(t.packing, self.causal, self.window, shape, length, start, stop)
+            seen: Tensor | None = columns(there, 0, stop - start, rows)
+        else:
+            seen = self.visible(shape[-1], length, start, stop, z.device, rows)
         if seen is not None:
             s = s.masked_fill(~seen, -torch.inf)
         if t.mask is not None:
@@ -224,3 +225,12 @@ class AtKey:
             for at, size in zip(self.places[:-3], shape[:-1], strict=True)
         ]
         return (*lead, self.places[-3] // (heads // shape[-1]), best)
+
+
+def mean_score(top: Tensor, gap: Tensor, about_zero: Tensor, size: Tensor) -> Tensor:
+    """The mean score, as `about_zero` = Σ p s or as top + gap, whichever rounds less; `size` is Σ p |s|.
+
+    Σ p s is off by some roundings of Σ p |s|: too much where all scores are near 1e4. top + gap is off by a
+    rounding of each: too much where they nearly cancel.
+    """
+    return torch.where(2 * size.detach() < top.abs() - gap.detach(), about_zero, top + gap)

@@ -71,6 +71,22 @@ class Capacity:
         d = d - d.mean()
         return float((d * self.mean.log()).sum() / (d * d).sum())
 
+    @property
+    def exponent(self) -> tuple[float, float, float]:
+        """Growth of log N per dimension over all draws, and the ends of its 95 % interval."""
+        d, y = self._draws()
+        return _slope(d, y)[:3]
+
+    @property
+    def against_polynomial(self) -> float:
+        """Squares left by log N = a + m log d over those left by log N = a + r d: above 1, growth is exponential."""
+        d, y = self._draws()
+        return _slope(d.log(), y)[3] / max(_slope(d, y)[3], 1e-300)
+
+    def _draws(self) -> tuple[Tensor, Tensor]:
+        d = torch.tensor(self.dimensions, dtype=torch.float64)[:, None].expand_as(self.count)
+        return d[~self.limited], self.count.double().log()[~self.limited]
+
     def plot(self) -> "Figure":
         """Patterns recalled against dimension, with intervals, beside the bound of theory."""
         d = torch.tensor(self.dimensions, dtype=torch.float64)
@@ -102,6 +118,17 @@ class Capacity:
         return figure
 
 
+def _slope(x: Tensor, y: Tensor) -> tuple[float, float, float, float]:
+    """Slope of a straight line, the ends of its 95 % interval, and the sum of squares that it leaves."""
+    from scipy.stats import t
+
+    x, y = x - x.mean(), y - y.mean()
+    slope = float((x * y).sum() / (x * x).sum())
+    left = float((y - slope * x).square().sum())
+    wide = float(t.ppf(0.975, len(x) - 2)) * math.sqrt(left / (len(x) - 2) / float((x * x).sum()))
+    return slope, slope - wide, slope + wide, left
+
+
 def sphere(count: int, dimension: int, radius: float, generator: torch.Generator) -> Tensor:
     """``(count, dimension)`` float64 points drawn evenly from a sphere."""
     x = torch.randn(count, dimension, dtype=torch.float64, generator=generator)
@@ -115,6 +142,7 @@ def storage_capacity(
     radius: float = 1.0,
     failure: float = 0.001,
     within: float = 0.1,
+    noise: float = 0.0,
     seeds: int = 5,
     most: int = 4096,
     separation: str = "softmax",
@@ -128,6 +156,7 @@ def storage_capacity(
         radius: K; patterns lie on a sphere of radius K√(d−1).
         failure: p of the theorem that the result is compared with.
         within: how near to its pattern a retrieval must end, in units of M.
+        noise: length of the random vector added to each cue, in units of M.
         seeds: number of draws of patterns.
         most: largest number of patterns tried.
         separation: see `Hopfield`; theory speaks of softmax.
@@ -152,7 +181,8 @@ def storage_capacity(
 
         def all_recalled(N: int, patterns: Tensor = patterns) -> bool:
             memory = Hopfield(patterns[:N], beta, separation=separation)
-            return recall(memory, 0.0, within, 1, 200, None, show=False).count == N
+            kicks = torch.Generator().manual_seed(seed + N)
+            return recall(memory, noise, within, 1, 200, kicks, show=False).count == N
 
         low, high = 1, 2
         while high < most and all_recalled(high):

@@ -10,12 +10,11 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
-from exptilt.families.numerics.deviance import coin_gap, coin_kl
+from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
 from exptilt.families.numerics.hull import box_excess
 
 
@@ -66,9 +65,6 @@ class BernoulliProduct(ExponentialFamily):
     def _entropy(self) -> Tensor:
         p, q = torch.sigmoid(self.logit), torch.sigmoid(-self.logit)
         return (p * softplus(-self.logit) + q * softplus(self.logit)).sum(-1)
-
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x == 0) | (x == 1)).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         return -dot(softplus(-self.logit), x) - dot(softplus(self.logit), 1 - x)

@@ -47,6 +47,7 @@ class Beta(ExponentialFamily):
     beta: Tensor
     event_dims: ClassVar = {"alpha": 1, "beta": 1}
     _reach = (0.0, 1.0, None)
+    _open_ends = True
     _differentiable_draws = True
     _inner_form = ("log x, log(1 − x)", (1, 1))
     identity_coordinate = False
@@ -114,9 +115,6 @@ class Beta(ExponentialFamily):
 
     def _from_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
         return y[0].exp().clamp(torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps / 2)
-
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x > 0) & (x < 1)).all(-1)
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         total = self.alpha + self.beta

@@ -11,15 +11,13 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
 from exptilt._support.checks import entries
-from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.members.multinomial import Multinomial
-from exptilt.families.numerics.deviance import coin_kl
+from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
 from exptilt.families.numerics.hull import box_excess
 from exptilt.families.numerics.log_factorial import nodes
@@ -65,12 +63,6 @@ class Binomial(KnownParameter):
         total, logit = torch.broadcast_tensors(self.total, self.logit)
         return make(Multinomial, logit=torch.stack([logit, torch.zeros_like(logit)], -1), total=total)
 
-    @classmethod
-    def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None:
-            raise ArgumentError(f"Binomial.{asked}: the number of trials must be given; pass known=total.")
-        return cls(known, torch.zeros_like(vector))
-
     def _with_natural(self, theta: Tensor) -> Self:
         return make(type(self), total=self.total, logit=theta)
 
@@ -97,9 +89,6 @@ class Binomial(KnownParameter):
     def _reach(self) -> tuple[float, Tensor, None]:  # type: ignore[override]
         return 0.0, self.total, None
 
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x >= 0) & (x <= self.total) & (x == x.floor())).all(-1)
-
     def _log_prob(self, x: Tensor) -> Tensor:
         x = x.clamp(torch.zeros_like(self.total), self.total)
         return self._outcomes()._log_prob(torch.stack([x, self.total - x], -1)).sum(-1)
@@ -120,8 +109,7 @@ class Binomial(KnownParameter):
         If n < n', b and A add log n!/n'! + E[log (n'−x)!/(n−x)!] + (n' − n) softplus(ℓ').
         """
         n, m, logit = self.total, other.total, self.logit
-        gap = torch.sigmoid(other.logit) - torch.sigmoid(logit)
-        same = (n * coin_kl(logit, other.logit, gap)).sum(-1)
+        same = (n * coin_kl(logit, other.logit, coin_gap(logit, other.logit))).sum(-1)
         if is_concrete(n, m) and bool((n == m).all()):
             return same
         more = (m - n).clamp_min(0)

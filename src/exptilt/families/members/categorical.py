@@ -78,9 +78,6 @@ class Categorical(ExponentialFamily):
         log_probability = torch.log_softmax(self.logit, -1)
         return -dot(log_probability.exp(), log_probability)
 
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)
-
     def _log_prob(self, x: Tensor) -> Tensor:
         return dot(torch.log_softmax(self.logit, -1), x)
 

@@ -70,9 +70,6 @@ class Exponential(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         return -self.rate.log().sum(-1)
 
-    def _support(self, x: Tensor) -> Tensor:
-        return (x >= 0).all(-1)
-
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         size = (*shape, *self.rate.shape)
         uniform = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)

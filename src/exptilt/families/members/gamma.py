@@ -46,6 +46,7 @@ class Gamma(ExponentialFamily):
     rate: Tensor
     event_dims: ClassVar = {"shape": 1, "rate": 1}
     _reach = (0.0, math.inf, None)
+    _open_ends = True
     _differentiable_draws = True
     _inner_form = LOG
     _positive = ("shape", "rate")
@@ -98,9 +99,6 @@ class Gamma(ExponentialFamily):
         a, log_a = self.shape, self.shape.log()
         away = deviance(a, self.rate * x - a, log_x + (self.rate.log() - log_a))
         return (log_a / 2 - HALF_LOG_2PI - remainder(a) - away - log_x).sum(-1)
-
-    def _support(self, x: Tensor) -> Tensor:
-        return (x > 0).all(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)

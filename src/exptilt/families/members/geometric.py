@@ -12,11 +12,11 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.members.negative_binomial import NegativeBinomial
+from exptilt.families.numerics.deviance import softplus
 from exptilt.families.numerics.distribution_functions import least_count
 from exptilt.families.numerics.hull import box_excess
 
@@ -68,9 +68,6 @@ class Geometric(ExponentialFamily):
     def _log_partition(self) -> Tensor:
         """−log p, summed."""
         return softplus(-self.logit).sum(-1)
-
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x >= 0) & (x == x.floor())).all(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Counts, ``shape + batch + (D,)``: the whole part of an exponential waiting time."""

@@ -28,7 +28,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.family import joined
 from exptilt.families.measure import make
-from exptilt.families.members.wishart import WithDegrees, bartlett, wishart_entropy, wishart_kl
+from exptilt.families.members.wishart import WithDegrees, bartlett, lifted, wishart_entropy, wishart_kl
 from exptilt.families.numerics.gamma_functions import invert_multivariate_gap
 
 
@@ -51,6 +51,7 @@ class InverseWishart(WithDegrees):
     event_dims: ClassVar = {"degrees": 0, "scale": 2}
     _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     _event_ranks = (2,)
+    _inner_form = ("C with CC' = X⁻¹, log|X|", (2, 0))
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -111,13 +112,44 @@ class InverseWishart(WithDegrees):
         """Cholesky factor of Ψ⁻¹, the scale of the Wishart law of X⁻¹."""
         return factorize(inverse_from_cholesky(factorize(self.scale)))
 
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        # X⁻¹ = (L⁻ᵀA)(L⁻ᵀA)' with Ψ = LL' and A A' ~ Wishart(ν, I), so X = B B' with B = L A⁻ᵀ.
-        triangle = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+    def _half(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Draws B with X = BB', such that X is finite in this dtype and has a Cholesky factor."""
+        # X⁻¹ = (L⁻ᵀA)(L⁻ᵀA)' with Ψ = LL' and A A' ~ Wishart(ν, I), so B = L A⁻ᵀ.
+        triangle, _ = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        limits = torch.finfo(self.dtype)
+        diagonal = triangle.diagonal(dim1=-2, dim2=-1).clamp_min(limits.tiny**0.5)
+        triangle = triangle.tril(-1) + torch.diag_embed(diagonal)
         eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)
         half = factorize(self.scale) @ torch.linalg.solve_triangular(triangle, eye, upper=False).mT
-        drawn: Tensor = half @ half.mT
-        return drawn
+        return self._within_limits(half)
+
+    def _within_limits(self, half: Tensor) -> Tensor:
+        largest = half.detach().abs().amax(-2, keepdim=True)
+        return half * (torch.finfo(self.dtype).max ** 0.5 / (8 * self.size) / largest).clamp_max(1)
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        half = self._half(shape, generator)
+        return lifted(half @ half.mT)
+
+    def _sample_inner(
+        self, shape: tuple[int, ...], generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        factor = factorize(self.scale)
+        triangle, log_diagonal = bartlett(self.degrees.expand(self.batch_shape), self.size, shape, generator)
+        root = torch.linalg.solve_triangular(factor.mT, triangle, upper=True)
+        return root, log_determinant(factor) - 2 * log_diagonal.sum(-1)
+
+    def _from_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
+        limits = torch.finfo(self.dtype)
+        half = torch.linalg.inv_ex(y[0])[0].mT.nan_to_num(0.0, limits.max, -limits.max)
+        half = self._within_limits(half)
+        return lifted(half @ half.mT)
+
+    def _log_prob_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
+        root, log_size = y
+        trace = ((factorize(self.scale).mT @ root) ** 2).sum((-2, -1))
+        value: Tensor = -(trace + (self.degrees + self.size + 1) * log_size) / 2 - self._log_partition()
+        return value
 
     def _entropy(self) -> Tensor:
         """Entropy of X⁻¹ plus (D + 1) E log|X|."""

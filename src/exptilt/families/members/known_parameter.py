@@ -8,9 +8,11 @@ on the known parameter. So θ or a mean alone does not determine a member; `from
 from abc import abstractmethod
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from exptilt._support.checks import finite
+from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution
 from exptilt.families.family import ExponentialFamily
 
@@ -27,19 +29,24 @@ class KnownParameter(ExponentialFamily):
 
     # A subclass must define these.
 
-    @classmethod
-    @abstractmethod
-    def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        """Some member with this known parameter and the length of ``vector (..., K)``.
-
-        Raises if `known` is missing; the message names the method `asked`.
-        """
-
     @abstractmethod
     def _outside(self, mean: Tensor) -> Tensor:
         """``(...)``: how far ``mean (..., K)`` is outside the means of members with this known parameter."""
 
     # Common to all families with a known parameter.
+
+    @classmethod
+    def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
+        """Some member with this known parameter and the length of ``vector (..., K)``.
+
+        Raises if `known` is missing; the message names the method `asked`.
+        """
+        field = cls.known_field
+        if known is None:
+            raise ArgumentError(f"{cls.__name__}.{asked}: the {field} must be given; pass known={field}.")
+        (other,) = cls.event_dims.keys() - {field}
+        value = torch.ones_like(vector) if other in cls._positive else torch.zeros_like(vector)
+        return cls(**{field: known, other: value})
 
     @classmethod
     def _mean_excess(cls, mean: Tensor) -> Tensor:

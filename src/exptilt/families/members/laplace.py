@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
-from exptilt._support.errors import ArgumentError
 from exptilt.families.measure import make
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.numerics.deviance import deviance, log_excess
@@ -52,12 +51,6 @@ class Laplace(KnownParameter):
     def mean_parameter(self) -> Tensor:
         """E |x − μ| = b, ``(..., D)``."""
         return self.scale.expand(*self.batch_shape, -1)
-
-    @classmethod
-    def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None:
-            raise ArgumentError(f"Laplace.{asked}: the location must be given; pass known=location.")
-        return cls(known, torch.ones_like(vector))
 
     def _with_natural(self, theta: Tensor) -> Self:
         return make(type(self), location=self.location, scale=-1 / theta)

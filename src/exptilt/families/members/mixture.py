@@ -198,6 +198,9 @@ class AnyMixture(Measure):
         excess = self.components._excess(mean.unsqueeze(-2), where.unsqueeze(-1))
         return None if excess is None else excess.amin(-1)
 
+    def _centred(self, mean: Tensor) -> tuple[Measure, Tensor]:
+        return self.to(torch.float64), mean.double()
+
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
         return self.components._step_for(reached, wanted)
 

@@ -51,7 +51,7 @@ class Multinomial(KnownParameter):
 
     @property
     def _reach(self) -> tuple[Any, Any, Any]:  # type: ignore[override]
-        return 0.0, self.total, self.total
+        return 0.0, self._n, self._n
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -73,10 +73,9 @@ class Multinomial(KnownParameter):
 
     @classmethod
     def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None and asked != "from_mean":
-            raise ArgumentError(f"Multinomial.{asked}: the number of trials must be given; pass known=total.")
-        total = vector.sum(-1).round().clamp_min(1) if known is None else known
-        return cls(torch.zeros_like(vector), total)
+        if known is None and asked == "from_mean":
+            known = vector.sum(-1).round().clamp_min(1)
+        return super()._some(known, vector, asked)
 
     def _with_natural(self, theta: Tensor) -> Self:
         return make(type(self), logit=theta, total=self.total)
@@ -99,9 +98,6 @@ class Multinomial(KnownParameter):
 
     def _log_base(self, x: Tensor) -> Tensor:
         return torch.lgamma(self.total + 1) - torch.lgamma(x + 1).sum(-1)
-
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x >= 0) & (x == x.floor())).all(-1) & (x.sum(-1) == self.total)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability as −Σ_k D(x_k, np_k) plus Stirling's factors: no large terms cancel."""

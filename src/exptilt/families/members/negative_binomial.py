@@ -13,13 +13,11 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
-from torch.nn.functional import softplus
 
-from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
-from exptilt.families.numerics.deviance import coin_gap, coin_kl, deviance
+from exptilt.families.numerics.deviance import coin_gap, coin_kl, deviance, softplus
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
 from exptilt.families.numerics.draws import poisson, standard_gamma
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
@@ -59,14 +57,6 @@ class NegativeBinomial(KnownParameter):
         """r p/(1 − p), ``(..., D)``."""
         return self.failures * self.logit.exp()
 
-    @classmethod
-    def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None:
-            raise ArgumentError(
-                f"NegativeBinomial.{asked}: the number of failures must be given; pass known=failures."
-            )
-        return cls(known, torch.zeros_like(vector))
-
     def _with_natural(self, theta: Tensor) -> Self:
         logit = theta - torch.log(-torch.expm1(theta))
         return make(type(self), failures=self.failures, logit=logit)
@@ -84,9 +74,6 @@ class NegativeBinomial(KnownParameter):
     def _log_base(self, x: Tensor) -> Tensor:
         r = self.failures
         return (torch.lgamma(x + r) - torch.lgamma(r) - torch.lgamma(x + 1)).sum(-1)
-
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x >= 0) & (x == x.floor())).all(-1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability as −D(x, np) − D(r, n(1−p)) with n = x + r, plus Stirling's factors."""

@@ -20,25 +20,17 @@ from exptilt._support.linalg import (
     inverse_from_cholesky,
     log_determinant,
     matvec,
-    multivariate_digamma,
-    multivariate_log_gamma,
     pack,
     packed_size,
     positive_definite,
     solve_cholesky,
-    symmetric,
     unpack,
 )
 from exptilt.families.family import joined
 from exptilt.families.measure import make
 from exptilt.families.members.gaussian import whiten
-from exptilt.families.members.wishart import (
-    WithDegrees,
-    bartlett_in_logs,
-    lifted,
-    wishart_entropy,
-    wishart_kl,
-)
+from exptilt.families.members.inverse_wishart import InverseWishart
+from exptilt.families.members.wishart import WithDegrees, lifted
 from exptilt.families.numerics.deviance import log_excess
 from exptilt.families.numerics.draws import standard_normal
 from exptilt.families.numerics.gamma_functions import invert_multivariate_gap
@@ -86,12 +78,12 @@ class NormalInverseWishart(WithDegrees):
         precision = self.degrees[..., None, None] * inverse_from_cholesky(factor)
         weighted = matvec(precision, self.location)
         square = self.size / self.count + dot(self.location, weighted)
-        return joined(weighted, pack(precision), square.unsqueeze(-1), self._log_size(factor).unsqueeze(-1))
+        log_size = self._matrix()._log_size(factor).unsqueeze(-1)
+        return joined(weighted, pack(precision), square.unsqueeze(-1), log_size)
 
-    def _log_size(self, factor: Tensor) -> Tensor:
-        """E log|Σ|, from the Cholesky factor of Ψ."""
-        shift = self.size * math.log(2) + multivariate_digamma(self.degrees / 2, self.size)
-        return log_determinant(factor) - shift
+    def _matrix(self) -> InverseWishart:
+        """The law of Σ."""
+        return make(InverseWishart, degrees=self.degrees, scale=self.scale)
 
     @classmethod
     def _split(cls, vector: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -139,10 +131,8 @@ class NormalInverseWishart(WithDegrees):
         return (self.degrees > self.size - 1) & (self.count > 0) & positive_definite(self.scale)
 
     def _log_partition(self) -> Tensor:
-        half, size = self.degrees / 2, self.size
-        log_scale = size * math.log(2) - log_determinant(factorize(self.scale))
-        wishart = half * log_scale + multivariate_log_gamma(half, size)
-        return (wishart - size / 2 * (self.count / (2 * math.pi)).log()).expand(self.batch_shape)
+        mean = self.size / 2 * (self.count / (2 * math.pi)).log()
+        return (self._matrix()._log_partition() - mean).expand(self.batch_shape)
 
     @classmethod
     def _statistic(cls, x: MeanCovariance) -> Tensor:
@@ -153,82 +143,63 @@ class NormalInverseWishart(WithDegrees):
         last = torch.stack(torch.broadcast_tensors(dot(mean, weighted), log_determinant(factor)), -1)
         return joined(weighted, pack(precision), last)
 
+    def _log_mean(self, square: Tensor, log_size: Tensor) -> Tensor:
+        """Log-density of μ given Σ, from (μ − m)'Σ⁻¹(μ − m) and log|Σ|."""
+        each = self.size * (self.count / (2 * math.pi)).log()
+        return (each - log_size - self.count * square) / 2
+
     def _log_prob(self, x: MeanCovariance) -> Tensor:
         mean, covariance = x
         factor = factorize(covariance)
         white = whiten(factor, mean - self.location)
-        half = torch.linalg.solve_triangular(factor, factorize(self.scale), upper=False)
-        trace = (half**2).sum((-2, -1)) + self.count * dot(white, white)
-        value: Tensor = (
-            -(trace + (self.degrees + self.size + 2) * log_determinant(factor)) / 2 - self._log_partition()
-        )
-        return value
-
-    def _precision_factor(self) -> Tensor:
-        """Cholesky factor of Ψ⁻¹, the scale of the Wishart law of Σ⁻¹."""
-        return factorize(inverse_from_cholesky(factorize(self.scale)))
+        given = self._log_mean(dot(white, white), log_determinant(factor))
+        return self._matrix()._log_prob(covariance) + given
 
     def _entropy(self) -> Tensor:
-        """Entropy of Σ⁻¹ plus (D+1) E log|Σ|, plus that of μ given Σ, ½ (D log 2πe/κ + E log|Σ|)."""
-        size, log_size = self.size, self._log_size(factorize(self.scale))
-        precision = wishart_entropy(self.degrees, self._precision_factor())
-        spread = size * (math.log(2 * math.pi * math.e) - self.count.log())
-        return (precision + (size + 1.5) * log_size + spread / 2).expand(self.batch_shape)
+        """Entropy of Σ plus that of μ given Σ, ½ (D log 2πe/κ + E log|Σ|)."""
+        spread = self._matrix()
+        log_size = spread._log_size(factorize(self.scale))
+        each = self.size * (math.log(2 * math.pi * math.e) - self.count.log())
+        return (spread._entropy() + (each + log_size) / 2).expand(self.batch_shape)
 
     def _kl(self, other: Self) -> Tensor:
-        """KL of Σ⁻¹ plus that of μ given Σ, ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m'), r = κ'/κ."""
-        first, second = self._precision_factor(), other._precision_factor()
+        """KL of Σ plus that of μ given Σ, ½ D (r − 1 − log r) + ½ κ' ν (m − m')'Ψ⁻¹(m − m'), r = κ'/κ."""
         white = whiten(factorize(self.scale), self.location - other.location)
         counts = self.size * log_excess(other.count, self.count)
         offset = other.count * self.degrees * dot(white, white)
-        return wishart_kl(self.degrees, first, other.degrees, second) + (counts + offset) / 2
+        return self._matrix()._kl(other._matrix()) + (counts + offset) / 2
 
     def _event_moments(self) -> tuple[MeanCovariance, MeanCovariance]:
-        """E and Var of (μ, Σ). With k = ν − D: E μ if k > 0, E Σ = Ψ/(k − 1) if k > 1, Var Σ if k > 3."""
-        k = (self.degrees - self.size).expand(self.batch_shape)[..., None, None]
-        scale, diagonal = self.scale, self.scale.diagonal(dim1=-2, dim2=-1)
-        products = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
-        mean = torch.where(k > 1, scale / (k - 1), torch.nan)
-        spread = ((k + 1) * scale**2 + (k - 1) * products) / (k * (k - 1) ** 2 * (k - 3))
-        spread = torch.where(k > 3, spread, torch.where(k > 1, torch.inf, torch.nan))
-        around = torch.where(k > 1, scale / (k - 1), torch.inf).diagonal(dim1=-2, dim2=-1)
-        exists = k.squeeze(-1) > 0
-        location = torch.where(exists, self.location, torch.nan)
-        around = torch.where(exists, around / self.count.unsqueeze(-1), torch.nan)
+        """E and Var of (μ, Σ); with k = ν − D, μ has a mean if k > 0 and a finite variance if k > 1."""
+        k = (self.degrees - self.size).expand(self.batch_shape).unsqueeze(-1)
+        mean, spread = self._matrix()._event_moments()
+        around = mean.diagonal(dim1=-2, dim2=-1) / self.count.unsqueeze(-1)
+        around = torch.where(k > 0, torch.where(k > 1, around, torch.inf), torch.nan)
+        location = torch.where(k > 0, self.location, torch.nan)
         return MeanCovariance(location, mean), MeanCovariance(around, spread)
 
     def _support(self, x: MeanCovariance) -> Tensor:
-        mean, covariance = x
-        return mean.isfinite().all(-1) & symmetric(covariance) & positive_definite(covariance)
+        return x[0].isfinite().all(-1) & self._matrix()._support(x[1])
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanCovariance:
-        # Σ⁻¹ = (L⁻ᵀA)(L⁻ᵀA)' with Ψ = LL' and A A' ~ Wishart(ν, I), so Σ = B B' with B = L A⁻ᵀ.
-        triangle, _ = bartlett_in_logs(self.degrees.expand(self.batch_shape), self.size, shape, generator)
-        limits = torch.finfo(self.dtype)
-        diagonal = triangle.diagonal(dim1=-2, dim2=-1).clamp_min(limits.tiny**0.5)
-        triangle = triangle.tril(-1) + torch.diag_embed(diagonal)
-        eye = torch.eye(self.size, dtype=self.dtype, device=self.device).expand(triangle.shape)
-        inverse = torch.linalg.solve_triangular(triangle, eye, upper=False)
-        half = factorize(self.scale) @ inverse.mT
-        largest = half.detach().abs().amax(-2, keepdim=True)  # to keep Σ finite in this dtype
-        half = half * (limits.max**0.5 / (8 * self.size) / largest).clamp_max(1)
+        half = self._whole()._half(shape, generator)
         noise = standard_normal(self.location, half.shape[:-1], generator)
         mean = self.location + matvec(half, noise) / self.count.sqrt().unsqueeze(-1)
         return MeanCovariance(mean, lifted(half @ half.mT))
 
+    def _whole(self) -> InverseWishart:
+        """The law of Σ, expanded to the whole batch, so that no two members share a draw."""
+        return self._matrix().expand(tuple(self.batch_shape))
+
     def _sample_inner(
         self, shape: tuple[int, ...], generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        degrees, factor = self.degrees.expand(self.batch_shape), factorize(self.scale)
-        triangle, log_diagonal = bartlett_in_logs(degrees, self.size, shape, generator)
-        root = torch.linalg.solve_triangular(factor.mT, triangle, upper=True)
+        root, log_size = self._whole()._sample_inner(shape, generator)
         noise = standard_normal(self.location, root.shape[:-1], generator)
         weighted = matvec(root.mT, self.location) + noise / self.count.sqrt().unsqueeze(-1)
-        return weighted, root, log_determinant(factor) - 2 * log_diagonal.sum(-1)
+        return weighted, root, log_size
 
     def _log_prob_inner(self, y: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         weighted, root, log_size = y
         white = weighted - matvec(root.mT, self.location)
-        trace = ((factorize(self.scale).mT @ root) ** 2).sum((-2, -1)) + self.count * dot(white, white)
-        value: Tensor = -(trace + (self.degrees + self.size + 2) * log_size) / 2 - self._log_partition()
-        return value
+        return self._matrix()._log_prob_inner((root, log_size)) + self._log_mean(dot(white, white), log_size)

@@ -75,9 +75,6 @@ class Poisson(ExponentialFamily):
     def _log_base(self, x: Tensor) -> Tensor:
         return -torch.lgamma(x + 1).sum(-1)
 
-    def _support(self, x: Tensor) -> Tensor:
-        return ((x >= 0) & (x == x.floor())).all(-1)
-
     def _log_prob(self, x: Tensor) -> Tensor:
         """Log-probability as −D(x, λ) − ½ log 2πx − R(x), summed over coordinates; −λ for x = 0."""
         some = x.clamp_min(1.0)

@@ -37,15 +37,11 @@ from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_mult
 
 def bartlett(
     degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None
-) -> Tensor:
-    """Lower triangular A with A A' ~ Wishart(ν, I): ``shape + degrees.shape + (D, D)``."""
-    return bartlett_in_logs(degrees, dimension, shape, generator)[0]
-
-
-def bartlett_in_logs(
-    degrees: Tensor, dimension: int, shape: Sequence[int], generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """`bartlett` and the logarithm of the diagonal of A, which stays finite if A underflows."""
+    """Lower triangular A with A A' ~ Wishart(ν, I), and the log of its diagonal, which never underflows.
+
+    Their shapes are ``shape + degrees.shape + (D, D)`` and ``shape + degrees.shape + (D,)``.
+    """
     size = (*shape, *degrees.shape, dimension)
     index = torch.arange(dimension, dtype=degrees.dtype, device=degrees.device)
     half = ((degrees.unsqueeze(-1) - index) / 2).expand(size)
@@ -208,7 +204,7 @@ class Wishart(WithDegrees):
     ) -> tuple[Tensor, Tensor]:
         scale = factorize(self.scale)
         degrees = self.degrees.expand(self.batch_shape)
-        triangle, log_diagonal = bartlett_in_logs(degrees, self.size, shape, generator)
+        triangle, log_diagonal = bartlett(degrees, self.size, shape, generator)
         return scale @ triangle, log_diagonal + scale.diagonal(dim1=-2, dim2=-1).log()
 
     def _from_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,7 +12,6 @@ log(1 + d) = 2 artanh v, hence (Loader 2000, as in R's dpois)
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from exptilt._support.transforms import is_concrete
 from exptilt.families.numerics.gamma_functions import horner, remainder, remainder_slope, trigamma_gap
@@ -21,6 +20,11 @@ _NEAR = 0.2  # largest |d| for the series, nine terms of which are right to 1e-1
 _LEAST_CHANGE = 0.99  # largest 1 − ρ for which ρ − 1 is used; above it ρ = e^{log ρ} is more accurate
 _SERIES = tuple(2 / (2 * k + 3) for k in range(9))
 _NODES = [((1 + t) / 2, w / 2) for t, w in zip(*np.polynomial.legendre.leggauss(6), strict=True)]
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x) in full precision; torch's own default returns x from 20 on, which is off by 2e-9."""
+    return torch.nn.functional.softplus(x, threshold=40.0)
 
 
 def deviance(x: Tensor, gap: Tensor, log_ratio: Tensor) -> Tensor:
@@ -50,9 +54,10 @@ def coin_kl(logit: Tensor, other: Tensor, gap: Tensor) -> Tensor:
 
 
 def coin_gap(logit: Tensor, other: Tensor) -> Tensor:
-    """p' − p of coins with these log-odds, entry by entry; from 1 − p and 1 − p' if p > ½."""
-    near_one = torch.sigmoid(-logit) - torch.sigmoid(-other)
-    return torch.where(logit > 0, near_one, torch.sigmoid(other) - torch.sigmoid(logit))
+    """p' − p = ±σ(high) σ(−low) (1 − e^{low − high}) of coins with these log-odds, entry by entry."""
+    low, high = torch.minimum(logit, other), torch.maximum(logit, other)
+    size = -torch.sigmoid(high) * torch.sigmoid(-low) * torch.expm1(low - high)
+    return torch.where(other > logit, size, -size)
 
 
 def log_excess(a: Tensor, b: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 r"""Attention on chosen keys, and the kinds of heads that it defines.
 
-On one text, from p_ij = e^{s_ij − G_i} at one key for each query, so O(n), and from moments computed in the
-same sweep as the statistics:
+On one text, from p_ij = e^{s_ij − G_i} at one key for each query, so O(n):
 
     previous_mass    mean of p_{i,i−1}          next_mass        mean of p_{i,i+1}
     delimiter_mass   share of the attention that all keys draw that goes to delimiters after the first key
-    width            root of the mean over i of Σ_j p_ij |x_i − x_j|², x the place: in tokens, or in patches
+    first_token_mass, near_mass                 medians over queries, see `heads.statistics`
 
 On n random tokens, followed by the same n again in the same order:
 
@@ -13,7 +12,9 @@ On n random tokens, followed by the same n again in the same order:
     induction_mass   mean of p_{i,i−n+1}, on the token after that occurrence, which is the one to come next
 
 A kind is a threshold on one of these. A head is of the kind if it is beyond the threshold by two standard
-errors (by the value alone where the error is not known), so a head may be of several kinds, or of none.
+errors (by the value alone where the error is not known), so a head may be of several kinds, or of none. Where
+it is known what even attention would give, a head must also be halfway from that to 1: in a text of commas
+every head looks at commas.
 """
 
 from collections.abc import Mapping
@@ -42,19 +43,19 @@ class Rule(NamedTuple):
 RULES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the token before"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the token after"),
-    "first token": Rule("first_key_mass_given_choice", 0.5, True, "looks mostly at the first token"),
-    "delimiter": Rule("delimiter_mass", 0.5, True, "looks mostly at line ends and punctuation"),
-    "local": Rule("width", 8.0, False, "stays within 8 tokens, root mean square"),
+    "first token": Rule("first_token_mass", 0.5, True, "looks mostly at the first token"),
+    "delimiter": Rule("delimiter_mass", 0.5, True, "looks mostly at blanks, line ends and punctuation"),
+    "local": Rule("near_mass", 0.5, True, "looks mostly at the 8 nearest tokens on either side"),
     "duplicate": Rule("duplicate_mass", 0.3, True, "looks from a repeated token at where it stood first"),
     "induction": Rule("induction_mass", 0.3, True, "looks from a repeated token at what came after it"),
     "diffuse": Rule("relative_entropy", 0.9, True, "looks almost evenly at all that it sees"),
-    "dead": Rule("write_size", 0.01, False, "writes less than a hundredth of the residual stream's length"),
+    "dead": Rule("write_size", 0.01, False, "writes less than a hundredth of each token's state"),
 }
 # Rules that replace those above for pictures, whose tokens are patches row by row.
 PICTURES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the patch to the left"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the patch to the right"),
-    "local": Rule("width", 2.0, False, "stays within 2 patches, root mean square"),
+    "local": Rule("near_mass", 0.5, True, "looks mostly at patches at most 2 away"),
 }
 
 
@@ -96,7 +97,9 @@ def kinds(heads: Mapping[str, Any], *, picture: bool = False) -> dict[str, HeadK
         slack = 0.0 if measure.error is None else 2 * np.nan_to_num(measure.error)
         with np.errstate(invalid="ignore"):
             if rule.above:
-                members = measure.value - slack >= rule.threshold
+                even = getattr(measure, "baseline", None)
+                least = rule.threshold if even is None else np.fmax(rule.threshold, (1 + even) / 2)
+                members = measure.value - slack >= least
             else:
                 members = measure.value + slack <= rule.threshold
         words = (name, rule.about, rule.measure, rule.threshold, rule.above)
@@ -128,27 +131,3 @@ def mass_at(scores: Scores, G: Tensor, index: Tensor) -> Tensor:
         seen = seen & pick(t.mask)
     p = torch.exp((s - G.to(s.dtype)).clamp(max=0)).double()
     return torch.where(seen, p, 0.0).sum(-1) / seen.sum(-1)
-
-
-def moments(places: Tensor, like: Tensor) -> Tensor:
-    """(key, 2 + d): 1, x and |x|² of every key, to be averaged under attention.
-
-    The place x of a key is its row of `places` ``(key, d)`` over the number of keys, less ½; a key without a
-    place (NaN) has zeros.
-    """
-    x = places.to(like) / max(len(places), 1) - 0.5
-    found = torch.cat([torch.ones_like(x[:, :1]), x, x.square().sum(-1, keepdim=True)], -1)
-    return found.masked_fill(x.isnan().any(-1, keepdim=True), 0.0)
-
-
-def width(averaged: Tensor, places: Tensor, choice: Tensor) -> Tensor:
-    """Root mean square distance of attention in tokens, ``(head,)``, from `moments` averaged under attention.
-
-    Queries without a place ``(query, d)`` or a choice ``(head or 1, query)`` do not count, nor does a sink.
-    """
-    own = moments(places, averaged.double())
-    one, first, second = averaged.double().split([1, places.shape[1], 1], -1)
-    square = second - 2 * (own[:, 1:-1] * first).sum(-1, keepdim=True) + own[:, -1:] * one
-    square = (square.clamp(min=0) / one.clamp(min=1e-30)).squeeze(-1)
-    use = (choice & (own[:, 0] > 0)).expand_as(square)
-    return len(places) * (torch.where(use, square, 0.0).sum(-1) / use.sum(-1)).sqrt()

@@ -11,15 +11,16 @@ Over the queries i of a head that count (real ones that see a key):
 
 and of one text, in a study, also
 
-    first_key_mass_given_choice   mean of p_i1 over queries that see the first key and have another outcome
+    first_token_mass              median of p_i1 over the queries that see the first key and many others
+    near_mass                     median over queries that see many keys of their attention within 8 tokens
     log_normalizer_variation      standard deviation of G_i − log Σ_j h_ij, h the keys' weights (1, or e^bias)
     normalizer_cv                 standard deviation over mean of Z_i / Σ_j h_ij, Z = e^G (THEORY A15)
-    width                         how far attention goes, see `heads.kinds`
 
 Z grows with the number of keys a query sees, so Z per key is tested for constancy. For small variation the
 standard deviation of log Z *is* the coefficient of variation of Z, but it stays meaningful when one query in
 a thousand has a Z that dwarfs the rest. The first key's mass needs one score a query, so O(n) work; the mass
-of all keys is a second sweep over them.
+of all keys is a second sweep over them. Many keys are `MANY`, or half of what the query that sees most sees:
+queries at the start of a text have little choice, and how many of them there are depends on how it was cut.
 """
 
 from dataclasses import replace
@@ -30,12 +31,13 @@ from torch import Tensor
 
 from exptilt._support.transforms import pytree
 from exptilt.lens.heads.key_mass import divergence, simpson
-from exptilt.lens.heads.kinds import moments, width
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.tilting import AttentionResult, attend, log_normalizer
 from exptilt.tilting.problem import Inputs
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")
+MANY = 32  # keys that a query must see to count in a median over queries
+NEAR, NEAR_PATCHES = 8, 2  # how far a near key may be, in tokens, and in patches of a picture
 FIELDS = (
     *("queries", "relative_queries", "visible_keys", "entropy", "relative_entropy", "effective_keys"),
     *("log_normalizer", "log_normalizer_variance", "score_mean", "score_variance", "score_max"),
@@ -71,7 +73,8 @@ def summarise(
     and `mass` ``(batch, Hq, K)`` that on every key (its statistics are NaN for None); `sink` says whether a
     sink is one more outcome.
     """
-    G, H, top = tilted.log_normalizer, tilted.entropy, tilted.score_max
+    G, H = tilted.log_normalizer, tilted.entropy
+    top = torch.where(G.isnan(), G, tilted.score_max)  # a maximum over scores that are not numbers is none
     N, heads, Q = G.shape
     counted = visible.counted
     inverse, relative_queries = visible.inverse_log(sink)
@@ -127,17 +130,11 @@ def text_statistics(
 ) -> TextStatistics:
     """Statistics of one text without padding, from the arguments of `attend` and its result `tilted`.
 
-    `places` ``(key, d)`` are the positions of the keys; by default 0, 1, 2 and so on.
+    `places` ``(key, d)`` are the positions of patches; None for words in a row.
     """
     visible = Visibility.of(query, key, options)
     sink = options.get("sink") is not None
-    if places is None or len(places) != key.shape[2]:
-        places = torch.arange(key.shape[2], device=key.device)[:, None]
-    tilts = moments(places, key)
-    again = attend(
-        query, key, torch.cat([key, tilts.expand(*key.shape[:3], -1)], -1), **options, key_mass=True
-    )
-    mean_key, averaged = again.output[item].split([key.shape[-1], tilts.shape[1]], -1)
+    again = attend(query, key, key, **options, key_mass=True)
     assert again.key_mass is not None
     wide: AttentionResult = pytree.tree_map(lambda x: x.detach().double(), tilted)
     G = wide.log_normalizer
@@ -146,8 +143,8 @@ def text_statistics(
     found = dict(zip(FIELDS, numbers[:, item], strict=True))
     found["score_max"] = found["score_max"].masked_fill(found["queries"] == 0, torch.nan)
     live, outcomes = (visible.visible > 0).expand_as(G), visible.visible + int(sink)
-    choice = (outcomes > 1) & ~torch.isneginf(first.score)
-    found["first_key_mass_given_choice"] = _mean(first.mass.double(), choice)[item]
+    many = (outcomes > 1) & (outcomes >= min(MANY, float(outcomes.max()) / 2))
+    found["first_token_mass"] = _median(first.mass.double(), many & ~torch.isneginf(first.score))[item]
     if any(options.get(name) is not None for name in ("bias", "log_weight", "sink")):
         log_measure = log_normalizer(torch.zeros_like(query), key, **options)  # a query of 0 tilts nothing
     else:
@@ -156,10 +153,29 @@ def text_statistics(
     found["log_normalizer_variation"] = _deviation(per_key, live)[item]
     found["normalizer_cv"] = _variation(per_key, live)[item]
     if query.shape[2] == key.shape[2]:
-        choosing = outcomes > 1
-        found["width"] = width(averaged, places, choosing[item if choosing.shape[0] > 1 else 0])
+        found["near_mass"] = _median(*_near(query, key, options, G, many, places))[item]
     even, seen_by = (x[item if x.shape[0] > 1 else 0] for x in visible.even())
-    return TextStatistics(found, mean_key, again.key_mass[item].double(), even, seen_by)
+    return TextStatistics(found, again.output[item], again.key_mass[item].double(), even, seen_by)
+
+
+def _near(
+    query: Tensor, key: Tensor, options: dict[str, Any], G: Tensor, use: Tensor, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention on near keys, as the difference of two log-normalizers, and the queries that have a place."""
+    near: dict[str, Any] = {**options, "sink": None}
+    if places is None or len(places) != key.shape[2]:
+        near["window"] = min(NEAR + 1, options.get("window") or NEAR + 1)
+    else:
+        places = places.to(query.device)
+        within = (torch.cdist(places, places) <= NEAR_PATCHES)[None, None]
+        near["mask"] = within if options.get("mask") is None else within & options["mask"]
+        use = use & ~places.isnan().any(-1)
+    return (log_normalizer(query, key, **near).double() - G).exp().clamp(max=1), use
+
+
+def _median(x: Tensor, use: Tensor) -> Tensor:
+    """Median over the last axis, of the entries in use; NaN where there is none."""
+    return x.masked_fill(~use, torch.nan).nanquantile(0.5, -1)
 
 
 def _mean(x: Tensor, use: Tensor) -> Tensor:

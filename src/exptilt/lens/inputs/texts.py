@@ -170,18 +170,19 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
 
 
 def with_delimiters(chunks: Sequence[Chunk], tokenizer: Any) -> list[Chunk]:
-    """The chunks with `delimiters` set to their tokens that are line ends, punctuation or special."""
+    """The chunks with `delimiters` set to their tokens that are blank, punctuation or special, but not unknown."""
     used = sorted({int(i) for chunk in chunks for i in chunk.ids})
     ends = set(chunks[0].special) | {
         i for i, text in zip(used, token_texts(tokenizer, used), strict=True) if _ends(text)
     }
+    ends.discard(_unknown_id(tokenizer))
     return [replace(c, delimiters=frozenset(ends.intersection(c.ids.tolist()))) for c in chunks]
 
 
 def _ends(text: str) -> bool:
-    """Whether a token is a line end, or nothing but punctuation."""
+    """Whether a token is blank or has a line end, or is nothing but punctuation."""
     word = text.strip()
-    return "\n" in text or (bool(word) and all(unicodedata.category(c).startswith("P") for c in word))
+    return "\n" in text or (bool(text) and all(unicodedata.category(c).startswith("P") for c in word))
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
@@ -267,10 +268,15 @@ def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> Fa
 
 def _unknown(chunks: list[Chunk], tokenizer: Any) -> Facts:
     """Number of unknown tokens, as a fact; empty if the tokenizer has no token for them."""
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if not isinstance(unknown, int) or unknown == getattr(tokenizer, "eos_token_id", None):
-        return {}
-    return {"unknown tokens": sum(int((c.ids == unknown).sum()) for c in chunks)}
+    unknown = _unknown_id(tokenizer)
+    return {} if unknown < 0 else {"unknown tokens": sum(int((c.ids == unknown).sum()) for c in chunks)}
+
+
+def _unknown_id(tokenizer: Any) -> int:
+    """Id of the token for what the tokenizer does not know; −1 if there is none of its own."""
+    found = getattr(tokenizer, "unk_token_id", None)
+    known = isinstance(found, int) and found != getattr(tokenizer, "eos_token_id", None)
+    return int(found) if known and found is not None else -1
 
 
 def _try_to_read(model: nn.Module) -> None:

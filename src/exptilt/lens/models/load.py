@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
-from importlib import resources
+from functools import cache
+from importlib import import_module, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def load_model(
             loaded, with its image processor or feature extractor in place of the tokenizer.
     """
     source, start, name = _find(where, download)
+    with _read_once(source):
+        return _load(source, start, name, tokenizer, allow_pickle, model_type, reads)
+
+
+def _load(
+    source: Path,
+    start: bool,
+    name: str,
+    tokenizer: str | Path | None,
+    allow_pickle: bool,
+    model_type: str | None,
+    reads: str,
+) -> Loaded:
+    """The model and its tokenizer, from a folder or file; other arguments are those of `load_model`."""
     model = load_weights(source, allow_pickle=allow_pickle, model_type=model_type)
     if reads != "texts":
         return Loaded(name, source, part_that_reads(model, reads), load_processor(source, reads))
@@ -99,7 +114,7 @@ def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | 
         options |= {"weights_only": True} if pickled else {}
     # The GGUF reader draws a progress bar that no setting of transformers silences.
     silent = redirect_stderr(io.StringIO()) if source.is_file() else nullcontext()
-    with quiet(), silent, _explained(source, "weights"):
+    with quiet(), silent, _read_once(source), _explained(source, "weights"):
         model, info = kind.from_pretrained(place, **options)
     missing = sorted(x for x in info["missing_keys"] if "pooler" not in x)  # no attention reads a pooler
     if missing:
@@ -120,7 +135,7 @@ def load_tokenizer(source: Path) -> Any:
             "Name a folder that has one with --tokenizer."
         )
     place, options = (source.parent, {"gguf_file": source.name}) if source.is_file() else (source, {})
-    with quiet(), _explained(source, "tokenizer"):
+    with quiet(), _read_once(source), _explained(source, "tokenizer"):
         return _transformers().AutoTokenizer.from_pretrained(place, **LOCAL, **options)
 
 
@@ -287,6 +302,24 @@ def _transformers() -> Any:
     except ImportError as problem:
         raise MissingExtraError("transformers", "hf") from problem
     return transformers
+
+
+@contextmanager
+def _read_once(source: Path) -> Iterator[None]:
+    """Have a GGUF file parsed once: transformers parses it for configuration, weights and tokenizer each."""
+    if not source.is_file() or find_spec("gguf") is None:
+        yield
+        return
+    gguf: Any = import_module("gguf")
+    names = [name for name in ("GGUFReader", "get_tensor_name_map") if not hasattr(getattr(gguf, name), "cache_info")]
+    before = {name: getattr(gguf, name) for name in names}
+    for name, function in before.items():
+        setattr(gguf, name, cache(function))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(gguf, name, function)
 
 
 @contextmanager

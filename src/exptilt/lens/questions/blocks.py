@@ -128,6 +128,17 @@ def _scaling(x: Tensor, y: Tensor) -> Tensor:
     return found.to(x.dtype)
 
 
+def write_size(write: Tensor, hidden: Tensor) -> Tensor:
+    """Length of each head's write over the length of the token it goes to, root mean square: ``(head,)``.
+
+    `write` is ``(head, token, width)``, hidden ``(token, width)``. The ratio is taken token by token, since the
+    first token of a trained model may be a hundred times as long as the others.
+    """
+    size = hidden.double().square().sum(-1)
+    share = write.double().square().sum(-1) / size.clamp_min(torch.finfo(torch.float64).tiny)
+    return share[:, size > 0].mean(1).sqrt()
+
+
 def inputs(model: nn.Module, ids: Tensor) -> dict[str, Any]:
     """Keyword arguments with which a model reads token ids ``(token,)`` or ``(batch, token)``.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _COMMON = {
     "queries": "Mean over the queries of a text, then over texts, longer ones counting more.",
+    "median": "Median over the queries of a text that see at least 32 keys (or half as many as any does).",
     "linear": "Scores are inner products of query and key; position biases belong to the measure of the "
     "keys.",
     "capped": "Scores are softcapped, so they are not linear in the query; or no text was long enough.",
@@ -83,10 +84,9 @@ score_variance | score variance | nats² | 0..
 score_max | maximum logit | nats | ..
     Largest score of a text, mean over texts. Growth over training is a sign of instability.
     Assumes: Scores include scale, softcap and position bias. Longer texts have larger maxima.
-first_key_mass_given_choice | mass on the first key | | 0..1
-    Share of attention that goes to the first token (attention sink).
-    Assumes: Over queries that see it and have a choice. Texts begin where they were cut, so the first token
-    is often arbitrary.
+first_token_mass | mass on the first token | | 0..1
+    Share of attention that the typical query gives to the first token (attention sink).
+    Assumes: {median} Texts begin where they were cut, so the first token is often arbitrary.
 key_mass_divergence | key-mass concentration | nats | 0..
     How unevenly keys draw attention: KL divergence of their shares from what even attention would give. 0
     is even.
@@ -100,12 +100,14 @@ next_mass | mass on the token after | | 0..1
     Assumes: {queries} Only where later tokens are seen.
     Absent: No query sees the token after it, or this is cross-attention.
 delimiter_mass | mass on delimiters | | 0..1
-    Share of attention that goes to line ends, punctuation and special tokens, the first token left out.
-    Assumes: Over all queries of a text. What is a delimiter is told by its characters.
+    Share of attention that goes to blanks, line ends, punctuation and special tokens, the first token left
+    out. Baseline: what even attention would give them.
+    Assumes: Over all queries of a text. What is a delimiter is told by its characters; unknown tokens are not.
     Absent: {places}
-width | width of attention | tokens | 0..
-    How far attention goes, root mean square of the distance in tokens: 1 for a previous-token head.
-    Assumes: Over queries with a choice. Longer texts allow more.
+near_mass | mass nearby | | 0..1
+    Share of attention that the typical query gives to the 8 nearest tokens on either side and to itself; of
+    a picture, to patches at most 2 away.
+    Assumes: {median}
     Absent: {places}
 duplicate_mass | duplicate mass | | 0..1
     On random tokens in a row, then once more: share of attention from the second time on the same token the
@@ -118,7 +120,8 @@ induction_mass | induction mass | | 0..1
     Assumes: As for duplicates. Random tokens are not a text: an induction head shows here more purely.
     Absent: {repeats}
 write_size | size of the write | | 0..
-    Length of what the head writes to the residual stream over the stream's own, root mean square over tokens.
+    Length of what the head writes to a token's state in the residual stream, over the length of that state;
+    root mean square over tokens.
     Assumes: As the block adds it; a head that writes next to nothing is dead.
     Absent: {no_stream}
 ascent_cosine | ascent: cosine | | -1..1

@@ -18,7 +18,7 @@ from exptilt.lens.heads.scores import Scores
 from exptilt.lens.heads.statistics import TextStatistics, text_statistics
 from exptilt.lens.inputs.texts import Chunk
 from exptilt.lens.questions.ascent import ascent
-from exptilt.lens.questions.blocks import DoesNotRunAgainError, Passage, Tracer, inputs
+from exptilt.lens.questions.blocks import DoesNotRunAgainError, Passage, Tracer, inputs, write_size
 from exptilt.lens.questions.canonical_link import link_r2
 from exptilt.lens.questions.depth import Depth
 from exptilt.lens.questions.local_gaussian import gaussian_fit
@@ -120,6 +120,8 @@ class _Meter:
         heads = {name: text.by_name[name] for name in HEADS if name in text.by_name}
         if call.kind == "self":
             heads |= self._chosen_keys(scores, G, text)
+        else:
+            heads.pop("near_mass", None)
         if scores.rule.softcap is None:  # a capped score is not linear in the query: neither question applies
             for prefix, neighbours in (("", None), ("local_", self.options.neighbours)):
                 fit = gaussian_fit(scores, G, text.mean_key, neighbours=neighbours)
@@ -161,8 +163,9 @@ class _Meter:
         if self.chunk.given is None:
             ends = torch.tensor([int(token) in self.chunk.delimiters for token in self.chunk.ids])
             ends[0] = False  # the first key draws attention for its place
-            drawn = text.drawn.cpu()
+            drawn, even = text.drawn.cpu(), text.even.cpu().expand(text.drawn.shape)
             found["delimiter_mass"] = drawn[:, ends].sum(-1) / drawn.sum(-1)
+            found["delimiter_mass_baseline"] = even[:, ends].sum(-1) / even.sum(-1)
         return found
 
     def _tokens(self, text: TextStatistics, by_key: Tensor) -> NDArray[np.float64]:
@@ -188,8 +191,7 @@ class _Meter:
             except DoesNotRunAgainError:
                 found = None
             heads = self.layers[self.order[id(call)]]["heads"]
-            sizes = (write.double().square().sum(-1).mean(1), passage.hidden.double().square().sum(-1).mean())
-            heads["write_size"] = (sizes[0] / sizes[1]).sqrt().cpu().numpy()
+            heads["write_size"] = write_size(write, passage.hidden[0]).cpu().numpy()
             if found is not None:
                 heads |= {f"ascent_{measure}": x.cpu().numpy() for measure, x in found._asdict().items()}
         self.order.clear()

@@ -9,9 +9,11 @@ not apply, it has no values but a reason. NaN stands for a single missing value 
 import dataclasses
 import json
 import math
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -26,7 +28,7 @@ Array = NDArray[np.float64]
 Value = TypeVar("Value")
 FORMAT = 1
 # Until the next release: a watch's record has other quantities under these names.
-RENAMED = {"first_key_mass": "first_key_mass_given_choice", "key_mass_concentration": "key_mass_divergence"}
+RENAMED = {"key_mass_concentration": "key_mass_divergence"}
 
 
 class Measures(dict[str, Value]):
@@ -154,6 +156,7 @@ class Training:
         layers: by name of a layer measure with one number a place, ``(checkpoint, place)``.
         strips: ``(checkpoint, layer, head, query, key)``, attention over the first tokens of the study's
             strip; None for a model of so many heads that they would not fit on a page.
+        ends_with_studied: whether the last checkpoint is the model studied.
     """
 
     steps: Array
@@ -161,6 +164,7 @@ class Training:
     heads: Mapping[str, Array]
     layers: Mapping[str, Array]
     strips: Array | None = None
+    ends_with_studied: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,12 +217,21 @@ class Study:
         return json.dumps({"format": FORMAT, **plain(self)}, ensure_ascii=False, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> "Study":
+    def from_json(cls, text: str | os.PathLike[str]) -> "Study":
         """The study that `to_json` wrote.
 
         Args:
-            text: the JSON text.
+            text: the JSON text, or the path of a file that holds it.
         """
+        if isinstance(text, os.PathLike) or not text.lstrip().startswith("{"):
+            try:
+                text = Path(text).read_text("utf-8")
+            except (OSError, ValueError) as problem:
+                said = f"{str(text)[:80]!r}, which is neither JSON nor a file that can be read"
+                raise ArgumentError(
+                    f"Study.from_json: got {said} ({problem}). Pass the text that to_json gave, or the path of "
+                    "a study.json."
+                ) from problem
         try:
             data = json.loads(text)
             if data.pop("format") == FORMAT:

@@ -20,7 +20,7 @@ from torch import nn
 
 from exptilt._support.files import draft
 
-VERSION = 6
+VERSION = 7
 """Version of the measures: raise it whenever a number of a unit changes meaning."""
 
 Unit = dict[str, NDArray[Any]]

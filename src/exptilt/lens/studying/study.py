@@ -155,6 +155,7 @@ class _Plan:
     store: Store
     repeated: torch.Tensor | None  # (sequence, 2n), random tokens and the same again
     found: list[tuple[float, list[Unit], Mapping[str, Any]]] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)  # of the model, and of every checkpoint
 
     @property
     def few(self) -> list[Chunk]:
@@ -182,6 +183,7 @@ class _Plan:
 
     def _one(self, step: float, model: nn.Module, chunks: list[Chunk], options: Options) -> Iterator[None]:
         mark = fingerprint(model)
+        self.marks.append(mark)
         units: list[Unit] = []
         with evaluating(model):
             one = chunks[0] if chunks[0].given else Chunk(chunks[0].ids[:1], 0)
@@ -217,7 +219,7 @@ class _Plan:
         steps = np.array([step for step, _, _ in self.found[1:]])
         strips = [units[0]["strip"] for _, units, _ in self.found[1:] if "strip" in units[0]]
         kept = np.nan_to_num(np.stack(strips)).round(4) if strips else None
-        return Training(steps, np.array(loss), Measures(_complete(heads)), _complete(layers), kept)
+        return Training(steps, np.array(loss), Measures(_complete(heads)), _complete(layers), kept, self.marks[0] == self.marks[-1])
 
 
 def _complete(curves: dict[str, list[Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ step in k.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import nn
 
 from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt._support.transforms import uncompiled
 from exptilt.lens.training.logs import Log, open_log
 from exptilt.lens.training.readings import HeadReading, read_heads, spans_processes
 from exptilt.lens.watching.record import Record
@@ -107,6 +108,7 @@ class TrainingMonitor:
         self._open: Watch | None = None
         self._seen: Watch | None = None
         self._hooks: list[Any] = []
+        self._uncompiled = ExitStack()
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[None]:
@@ -120,17 +122,42 @@ class TrainingMonitor:
         if number % self.every:
             yield
             return
-        with watch(self.model, check=False) as seen:
+        self._begin()
+        try:
             yield
-        self._take(number, seen)
+        except BaseException:
+            self._let_go()
+            raise
+        self._finish()
+        self._take(number)
 
-    def _take(self, step: int, seen: Watch) -> None:
+    def _begin(self) -> None:
+        """Open a watch, or warn if that fails."""
+        with self._never_fatal():
+            self._open = watch(self.model, check=False).__enter__()
+
+    @contextmanager
+    def _never_fatal(self) -> Iterator[None]:
+        """Turn errors of the monitor into warnings: they must not end a training run."""
+        try:
+            yield
+        except Exception as problem:
+            said = " ".join(str(problem).split())
+            text = f"TrainingMonitor: no reading of this step ({type(problem).__name__}: {said})"
+            warnings.warn(text, ExptiltWarning, stacklevel=4)
+
+    def _take(self, step: int) -> None:
         """Keep the record and readings of a watched step, log the readings, and warn."""
-        self.record = seen.record
-        self.readings = read_heads(seen.record, seen.modules.layer_names())
-        if spans_processes() and dist.get_rank() != 0:
+        seen, self._seen = self._seen, None
+        if seen is None and not spans_processes():
             return
-        self._log(step, self.readings)
+        with self._never_fatal():
+            # Where other processes have a reading, this one takes part without one of its own.
+            self.record = Record() if seen is None else seen.record
+            self.readings = read_heads(self.record, {} if seen is None else seen.modules.layer_names())
+            if spans_processes() and dist.get_rank() != 0:
+                return
+            self._log(step, self.readings)
         for reading in self.readings:
             self._judge(step, reading)
 
@@ -175,6 +202,7 @@ class TrainingMonitor:
         self._let_go()
         self._next = state.global_step + 1
         if state.global_step % self.every == 0:
+            self._uncompiled.enter_context(uncompiled())  # now: hooks run inside what is compiled
             self._hooks = [
                 self.model.register_forward_pre_hook(self._before_forward),
                 self.model.register_forward_hook(self._after_forward, always_call=True),
@@ -184,7 +212,7 @@ class TrainingMonitor:
         if self._open is not None:  # the next batch of the same step: the backward pass of the first is over
             self._finish()
         elif self._seen is None:
-            self._open = watch(self.model, check=False).__enter__()
+            self._begin()
 
     def _after_forward(self, module: nn.Module, arguments: Any, output: Any) -> None:
         """End the watch; `output` is None if the forward pass raised."""
@@ -200,8 +228,9 @@ class TrainingMonitor:
         seen = self._open
         if seen is not None:
             self._open = None
-            seen.__exit__(None, None, None)
-            self._seen = seen
+            with self._never_fatal():
+                seen.__exit__(None, None, None)
+                self._seen = seen
         self._let_go(keep=self._seen)
 
     def _let_go(self, keep: Watch | None = None) -> None:
@@ -209,6 +238,7 @@ class TrainingMonitor:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._uncompiled.close()
         seen, self._open, self._seen = self._open, None, keep
         if seen is not None:  # closed as after an exception: no complaint about missed attention
             seen.__exit__(RuntimeError, None, None)
@@ -220,10 +250,10 @@ class TrainingMonitor:
             args, control, others: as in `on_step_begin`.
             state: the Trainer's state, which has counted the step by now.
         """
+        due = (state.global_step - 1) % self.every == 0
         self._finish()
-        seen, self._seen = self._seen, None
-        if seen is not None:
-            self._take(state.global_step - 1, seen)
+        if due:
+            self._take(state.global_step - 1)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Trainer event at the end of training: close the log.

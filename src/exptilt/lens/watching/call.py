@@ -11,6 +11,7 @@ without knowing the model.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ class AttentionCall:
             apply.
         real_query: ``(batch, Q)`` booleans, False at padding; None if nothing is padded.
         real_key: ``(batch, K)`` booleans likewise.
-        tilted: output and statistics, before dropout; key mass if the watch was asked for it. Detached unless
-            the watch keeps the graph.
+        tilted: output, after dropout if there is any, and statistics of all weights; key mass if the watch
+            was asked for it. Detached unless the watch keeps the graph.
     """
 
     layer: int
@@ -102,7 +103,11 @@ class Request:
             self.visible = Visibility.of(self.query, self.key, self.options, real_query, real_key)
 
 
-@dataclass
+OPEN: list["Intercepted"] = []
+"""All models that are taken over now, in any thread; the latest is last."""
+
+
+@dataclass(eq=False)
 class Intercepted:
     """A model whose attention is taken over: the state of its hooks, and the functions that get its calls."""
 
@@ -116,14 +121,20 @@ class Intercepted:
     quiet: bool = False  # whether only outputs are wanted: nothing is recorded
     softmax: bool = False  # whether attention is also taken from a softmax over scores
     by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend by softmax
+    shapes: dict[nn.Module | None, torch.Size] = field(default_factory=dict)  # of what modules were given
     before_attention: Callable[[], object] = lambda: None  # called before attention is computed
-    configurations: list[tuple[Any, Any]] = field(default_factory=list)  # and the former value of each
+    thread: int = 0  # in which the model is taken over; calls from others are not its own
 
     def __post_init__(self) -> None:
         self.name, self.modules, self.masks = type(self.model).__name__, Modules(self.model), Readings()
         self.busy = False  # at work on an attention call
         self.ran = False  # whether the model was called at all
         self._turns: dict[tuple[nn.Module | None, str], int] = {}
+
+    @property
+    def here(self) -> bool:
+        """Whether the current thread is the one in which the model is taken over."""
+        return self.thread == get_ident()
 
     def work_out(self, request: Request) -> Tensor:
         """The output of a call, ``(batch, Hq, Q, Dv)``."""
@@ -134,9 +145,18 @@ class Intercepted:
         finally:
             self.busy = False
 
-    def enter(self, module: nn.Module, arguments: Any) -> None:
+    def keep_shape(self, module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
+        """Remember the shape of the first tensor that a module is given; a softmax may be asked its batch."""
+        given = next((x for x in (*arguments, *keywords.values()) if isinstance(x, Tensor)), None)
+        if self.softmax and given is not None:
+            self.shapes[module] = given.shape
+
+    def enter(self, module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
         """Hook before a forward pass of the model or one inside it: its modules' turns start again at 0."""
+        if not self.here:
+            return
         self.ran = True
+        self.keep_shape(module, arguments, keywords)
         for key in [key for key in self._turns if self.modules.inside(key[0], module)]:
             del self._turns[key]
 

@@ -1,10 +1,12 @@
 r"""Take over the attention of a model for a while, and give the model back as it was.
 
-On entering, every configuration inside a transformers model is pointed to an attention function and a mask
-function, both under one new name (without a mask function, causality would be lost), and a torch function
-mode catches attention that goes through ``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``.
-On leaving, also by an exception, all is as it was found. A copy made meanwhile is a copy of the original
-model, without the new name or the hooks.
+On entering, every configuration inside a transformers model is pointed to the attention function and the mask
+function of exptilt, and a torch function mode catches attention that goes through
+``scaled_dot_product_attention`` or ``torch.nn.MultiheadAttention``. On leaving, also by an exception, all is
+as it was found. A copy made meanwhile is a copy of the original model, without the new name or the hooks.
+
+A configuration is shared by all threads, so the attention function asks which model is taken over in the
+thread that calls it. Other threads get the same outputs, and no record holds their calls.
 
 A layer under non-reentrant activation checkpointing runs again in the backward pass, perhaps after the model
 was given back, and must save the same tensors then: the interception opens again for that run.
@@ -14,20 +16,20 @@ import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from threading import RLock, get_ident
 from typing import Any
 
-import torch
 from torch import nn
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import rerun_checkpoint_inside
-from exptilt.lens.watching.call import Intercepted
-from exptilt.lens.watching.masks import make_mask
+from exptilt._support.transforms import rerun_checkpoint_inside, uncompiled
+from exptilt.lens.watching.call import OPEN, Intercepted
 from exptilt.lens.watching.modules import looks_elsewhere
 from exptilt.lens.watching.torch_hook import FunctionalMode, innermost
-from exptilt.lens.watching.transformers_hook import attention_function
+from exptilt.lens.watching.transformers_hook import NAMES, register
 
-_EAGER = "-eager"  # suffix of the name if the model's own attention is eager
+_HELD: dict[int, list[Any]] = {}  # by id: a configuration that points to us, and how many hold it
+_LOCK = RLock()
 
 
 class _Name(str):
@@ -75,23 +77,21 @@ class Interception:
         self.intercepted = intercepted
         # A checkpointed layer must find the same attention when it runs again.
         intercepted.before_attention = partial(rerun_checkpoint_inside, self._again)
-        self._names = {kind: f"exptilt-{id(self)}{_EAGER * kind}" for kind in (False, True)}
         self._restore: ExitStack | None = None  # undoes all changes; None unless this is open
 
     def __enter__(self) -> "Interception":
         if self._restore is not None:
             raise ArgumentError("watch: this watch is already open. Call xt.lens.watch again for another.")
         seen = self.intercepted
-        seen.outer = innermost()
+        seen.outer, seen.thread = innermost(), get_ident()
         with ExitStack() as restore:
             self._switch(restore)
             self._hook(restore)
-            if any(
-                hasattr(x, "_orig_mod") or x._compiled_call_impl is not None for x in seen.model.modules()
-            ):
-                # Attention inside a compiled graph cannot be intercepted.
-                restore.enter_context(torch.compiler.set_stance("force_eager"))
-            restore.enter_context(FunctionalMode(seen))
+            OPEN.append(seen)
+            restore.callback(OPEN.remove, seen)
+            restore.enter_context(uncompiled())
+            if seen.softmax or not seen.modules.interface_only or seen.modules.strangers:
+                restore.enter_context(FunctionalMode(seen))  # which costs microseconds at every torch function
             self._restore = restore.pop_all()
         return self
 
@@ -103,7 +103,7 @@ class Interception:
     def _again(self) -> "Interception":
         """A second interception of the same model, which can be entered while this one is open or later."""
         seen = copy.copy(self.intercepted)
-        seen.configurations, seen.elsewhere = [], {}
+        seen.elsewhere = {}
         return Interception(seen)
 
     def _hook(self, restore: ExitStack) -> None:
@@ -111,13 +111,15 @@ class Interception:
         seen, modules = self.intercepted, self.intercepted.modules
         whole = [m for m in modules.names if m is seen.model or hasattr(m, "_supports_sdpa")]
         for module in whole:
-            restore.callback(module.register_forward_pre_hook(_Hook(seen.enter)).remove)
+            restore.callback(module.register_forward_pre_hook(_Hook(seen.enter), with_kwargs=True).remove)
         for module in [*modules.attending(), *modules.strangers]:
             hook = _Hook(self._module_runs)
             restore.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _module_runs(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.intercepted.elsewhere[module] = looks_elsewhere(module, arguments, keywords)
+        if self.intercepted.here:
+            self.intercepted.keep_shape(module, arguments, keywords)
+            self.intercepted.elsewhere[module] = looks_elsewhere(module, arguments, keywords)
 
     def _switch(self, restore: ExitStack) -> None:
         """Point all configurations to our functions, and have `restore` point them back."""
@@ -125,40 +127,27 @@ class Interception:
         configs = _configurations(seen.model) if seen.modules.interface else []
         if not configs:
             return
-        from transformers import AttentionInterface, AttentionMaskInterface
-
-        def give_back() -> None:
-            for config, before in seen.configurations:
-                self._give_back(config, before, AttentionInterface._global_mapping)
-            for name in self._names.values():
-                AttentionInterface._global_mapping.pop(name, None)
-                AttentionMaskInterface._global_mapping.pop(name, None)
-            seen.configurations.clear()
-
-        restore.callback(give_back)
-        for eager, name in self._names.items():
-            AttentionInterface.register(name, partial(attention_function, seen, eager))
-            AttentionMaskInterface.register(name, partial(make_mask, eager=eager))
+        register()
         for config in configs:
-            before = config._attn_implementation_internal
-            seen.configurations.append((config, before))
-            name = _Name(self._names[before == "eager" or str(before).endswith(_EAGER)])
-            name.before = before
-            config._attn_implementation_internal = name
+            with _LOCK:
+                held = _HELD.setdefault(id(config), [config, 0])
+                held[1] += 1
+                before = config._attn_implementation_internal
+                if str(before) not in NAMES.values():
+                    name = _Name(NAMES[before == "eager"])
+                    name.before = before
+                    config._attn_implementation_internal = name
+            restore.callback(_let_go, config)
 
-    def _give_back(self, config: Any, before: Any, registry: dict[str, Any]) -> None:
-        """Point a configuration back to its former implementation.
 
-        If another interception has it now (two models that share a configuration, in two threads), that
-        interception is left to do so when it ends.
-        """
-        ours = self._names.values()
-        if config._attn_implementation_internal in ours:
-            config._attn_implementation_internal = before
+def _let_go(config: Any) -> None:
+    """Point a configuration back to its former implementation, if no other interception holds it."""
+    with _LOCK:
+        held = _HELD[id(config)]
+        held[1] -= 1
+        if held[1]:
             return
-        for function in list(registry.values()):
-            other = function.args[0] if isinstance(function, partial) and function.args else None
-            if isinstance(other, Intercepted):
-                other.configurations = [
-                    (c, before if c is config and b in ours else b) for c, b in other.configurations
-                ]
+        del _HELD[id(config)]
+        name = config._attn_implementation_internal
+        if isinstance(name, _Name):
+            config._attn_implementation_internal = name.before

@@ -215,6 +215,7 @@ class Readings:
         """The cached results of this mask, a dictionary to read and to add to."""
         if isinstance(mask, RuleMask):
             return mask.known
-        if self._last[0]() is not mask:
-            self._last = weakref.ref(mask), {}
-        return self._last[1]
+        last = self._last
+        if last[0]() is not mask:
+            self._last = last = weakref.ref(mask), {}
+        return last[1]

@@ -7,6 +7,7 @@ runs, and numbered after the others.
 """
 
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -47,6 +48,22 @@ def ways(kind: Any) -> frozenset[str]:
 
 
 @cache
+def _may_attend_otherwise(kind: Any) -> bool:
+    """Whether modules of this class may attend without the interface: by their code, or by their file's."""
+    if kind.__module__.startswith("torch.nn."):
+        return issubclass(kind, nn.MultiheadAttention)
+    if not kind.__module__.startswith("transformers."):
+        return True
+    file = vars(sys.modules[kind.__module__])
+    outside = [x for name, x in file.items() if callable(x) and name != "eager_attention_forward"]
+    own = [x for x in outside if getattr(x, "__module__", "") == kind.__module__ and not isinstance(x, type)]
+    # A module of the interface that attends by hand all the same is missed by name when it has run.
+    other = {FUNCTION} if INTERFACE in ways(kind) else {FUNCTION, "softmax"}
+    codes = [getattr(inspect.unwrap(x), "__code__", None) for x in (*own, *vars(kind).values()) if callable(x)]
+    return any(not other.isdisjoint(_names(code)) for code in codes if code is not None)
+
+
+@cache
 def _source_places(kind: Any) -> tuple[tuple[str, int], ...]:
     """Names of the arguments in `_SOURCES` that forward has, with their places."""
     try:
@@ -75,6 +92,9 @@ class Modules:
         self.numbers: dict[nn.Module | None, int] = {module: number for number, module in enumerate(found)}
         self._shared: dict[tuple[nn.Module | None, int], int] = {}
         self.interface = any(INTERFACE in how[module] for module in found)
+        # Whether all attention goes through the interface, so that no torch function has to be looked at.
+        kinds = {type(module) for module in self.names}
+        self.interface_only = self.interface and not any(map(_may_attend_otherwise, kinds))
         near = [self.names[module] for module in found]
         # Modules with Attention in their class name but no known way to attend, and neither inside nor around
         # a module that has one.

@@ -7,8 +7,12 @@ attention. Between the two, weights may be dropped out, cast, masked or reshaped
 watch only learns which modules attend in this way, to report that it did not see them. With it, the watch
 takes the scores, in which query and key can no longer be told apart, as the bias of a query of 0. This is the
 slow way: the model has made all n×n scores.
+
+Scores of shape (batch · heads, Q, K) are taken apart, the batch outside: by the number of heads if the module
+says it, else by the batch of what the module or the model was given. Where neither is known, a watch refuses.
 """
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from exptilt._support.errors import ArgumentError
 from exptilt.lens.watching.call import Intercepted, Request
 from exptilt.lens.watching.transformers_hook import read_dense
 
@@ -29,6 +34,7 @@ _KEEPS = {
     *(Tensor.contiguous, Tensor.masked_fill, torch.masked_fill, Tensor.expand, Tensor.flatten),
     *(torch.flatten, Tensor.mul, torch.mul, Tensor.__mul__, Tensor.nan_to_num, torch.nan_to_num),
 }
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum}
 
 
@@ -87,12 +93,34 @@ class Softmaxes:
         if found.scores is None:
             return
         scores = found.scores
-        scores = scores.reshape(-1, *((1,) * (3 - scores.dim())), *scores.shape[-3:])
+        batch = self._batch(found.module, scores) if scores.dim() == 3 else math.prod(scores.shape[:-3])
+        scores = scores.reshape(batch, -1, *scores.shape[-2:])
         batch, heads, Q, K = scores.shape
         query, key = scores.new_zeros(batch, heads, Q, 1), scores.new_zeros(batch, heads, K, 1)
         request = Request(found.module, self.model.kind(found.module), query, key, key, {"scale": 1.0})
         read_dense(scores, request, self.model.own_queries(request))
         self.model.look_at(request)
+
+
+    def _batch(self, module: nn.Module | None, scores: Tensor) -> int:
+        """Number of batch items in scores ``(batch · heads, Q, K)``; raises if that cannot be told."""
+        rows, *lengths = scores.shape
+        named = [x for name in _HEADS if isinstance(x := getattr(module, name, None), int)]
+        given = [self.model.shapes[x] for x in (module, self.model.model) if x in self.model.shapes]
+        batches = [rows / heads for heads in named[:1] if heads > 0]
+        for shape in given:
+            if len(shape) == 3:  # (batch, token, width), or tokens first
+                batches += {a for a, b in (shape[:2], shape[1::-1]) if b in lengths and rows % a == 0}
+            else:  # a token is (width,) or a number
+                batches.append(shape[0] if len(shape) > 1 else 1)
+        if not batches or batches[0] < 1 or rows % batches[0]:
+            name = f"{type(module).__name__} {self.model.modules.name(module)!r}"
+            raise ArgumentError(
+                f"watch: {name} of {self.model.name} makes scores of shape {tuple(scores.shape)}, and neither "
+                "its number of heads (num_heads) nor its input says how many of these are batch items. Set "
+                "num_heads on it, or watch it with a batch of 1."
+            )
+        return int(batches[0])
 
 
 def _left(function: Any, args: Any) -> Any:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from exptilt._support.transforms import function_modes
-from exptilt.lens.watching.call import Intercepted, Request
+from exptilt.lens.watching.call import OPEN, Intercepted, Request
 from exptilt.lens.watching.softmax_hook import Softmaxes
 from exptilt.lens.watching.transformers_hook import read_dense
 
@@ -60,8 +59,7 @@ class FunctionalMode(TorchFunctionMode):
 
 def innermost() -> Intercepted | None:
     """The model intercepted last in this thread and not yet given back; None if there is none."""
-    modes = [mode for mode in function_modes() if isinstance(mode, FunctionalMode)]
-    return modes[-1].model if modes else None
+    return next((x for x in reversed(OPEN) if x.here), None)
 
 
 def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:

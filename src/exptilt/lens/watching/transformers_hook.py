@@ -4,16 +4,27 @@ A transformers model hands queries, keys, values, a mask and a number of keyword
 configuration names. Those keywords that change scores are translated; those known to change nothing are
 listed here by name; any other raises, since a score-changing option silently dropped would give wrong
 numbers.
+
+The function is registered with transformers under a name of its own. A model that was loaded with
+``attn_implementation="exptilt"`` attends by it also where nothing is watched: `attend` then gives the output,
+with all derivatives.
 """
 
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from exptilt._support.errors import ArgumentError
-from exptilt.lens.watching.call import Intercepted, Request
-from exptilt.lens.watching.masks import RuleMask, real_keys, split_mask
+from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt.lens.watching.call import OPEN, Intercepted, Request
+from exptilt.lens.watching.masks import RuleMask, make_mask, real_keys, split_mask
+from exptilt.tilting import attend
+
+NAMES = {False: "exptilt", True: "exptilt-eager"}
+"""Names of our attention with transformers; the second takes the place of eager attention."""
 
 # Keywords that do not affect scores: bookkeeping of caches, positions already in the queries and keys, hints
 # to kernels whose content is in the mask as well, and requests to the model as a whole. Not listed: `cache`,
@@ -28,8 +39,60 @@ HARMLESS = {
 }
 
 
+def register() -> None:
+    """Register exptilt's attention with transformers, as ``attn_implementation="exptilt"``; returns nothing.
+
+    A model can then be loaded, trained and differentiated with it, and watched as any other:
+
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> xt.lens.register()
+        >>> model = GPT2Model._from_config(GPT2Config(n_layer=1), attn_implementation="exptilt")
+        >>> model.config._attn_implementation
+        'exptilt'
+
+    It stays registered until Python ends. Registering again changes nothing.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as problem:
+        raise MissingExtraError("transformers", "hf") from problem
+    for eager, name in NAMES.items():
+        if name not in AttentionInterface._global_mapping:
+            AttentionInterface.register(name, partial(attention_function, eager))
+            AttentionMaskInterface.register(name, partial(make_mask, eager=eager))
+
+
+def uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """Wrap a function of a request: it runs outside autocast, on the request cast as autocast would."""
+
+    def called(r: Request) -> Any:
+        device = r.query.device.type
+        if not torch.is_autocast_enabled(device):
+            return function(r)
+        r.cast(torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            return function(r)
+
+    return called
+
+
+@uncast
+def _attend(r: Request) -> Tensor:
+    """The output of a request, of which nothing is recorded."""
+    return attend(r.query, r.key, r.value, **r.options, check=False, dropout=r.dropout).output
+
+
+# The model to which calls belong that no one has taken over in their thread.
+_NOBODY = Intercepted(nn.Module(), _attend, lambda _: None, lambda *_: None, quiet=True)
+
+
+def _taken_over(module: nn.Module) -> Intercepted:
+    """The model that was taken over last in this thread and knows a module; `_NOBODY` if there is none."""
+    thread = get_ident()
+    return next((x for x in reversed(OPEN) if x.thread == thread and x.knows(module)), _NOBODY)
+
+
 def attention_function(
-    model: Intercepted,
     eager: bool,
     module: nn.Module,
     query: Tensor,
@@ -52,6 +115,7 @@ def attention_function(
     None, a `RuleMask`, or dense ``(batch or 1, Hq or 1, Q or 1, K)``, boolean or to be added; s_aux
     ``(Hq,)``, the scores of a sink.
     """
+    model = _taken_over(module)
     _refuse(model, module, query, key, s_aux, others)
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling.to(query.dtype), 1.0

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError, ExptiltError, ExptiltWarning
-from exptilt._support.transforms import in_backward, pytree
+from exptilt._support.transforms import in_backward, never_compiled, pytree
 from exptilt.lens.heads.key_mass import key_mass
 from exptilt.lens.heads.statistics import PER_QUERY, first_key, summarise
 from exptilt.lens.watching.call import AttentionCall, Intercepted, Request
-from exptilt.lens.watching.dropout import dropped
 from exptilt.lens.watching.interception import Interception
 from exptilt.lens.watching.record import CallRecord, Record
+from exptilt.lens.watching.transformers_hook import uncast
 from exptilt.lens.watching.verification import Verification
 from exptilt.tilting import AttentionResult, attend
 
@@ -51,20 +51,6 @@ class Wanted:
     verify: bool = False
 
 
-def uncast(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Wrap a function of a request: it runs outside autocast, on the request cast as autocast would."""
-
-    def called(r: Request) -> Any:
-        device = r.query.device.type
-        if not torch.is_autocast_enabled(device):
-            return function(r)
-        r.cast(torch.get_autocast_dtype(device))
-        with torch.autocast(device, enabled=False):
-            return function(r)
-
-    return called
-
-
 class Watch:
     """A watch on the attention of a model, made by `watch`: enter it, run the model, read `record`."""
 
@@ -79,12 +65,14 @@ class Watch:
         self._steps: dict[int, int] = {}  # calls so far by layer
         self._seen: set[nn.Module | None] = set()
 
+    @never_compiled
     def __enter__(self) -> "Watch":
         self._interception.__enter__()
         if self._verification is not None:
             self._verification.attach()
         return self
 
+    @never_compiled
     def __exit__(self, *raised: Any) -> None:
         if self._verification is not None:
             self._verification.detach()
@@ -112,7 +100,7 @@ class Watch:
             )
             warnings.warn(text, ExptiltWarning, stacklevel=3)
         if not self.record.calls:
-            what = "was not called inside the watch, or has no attention"
+            what = "was not called inside the watch, by the thread that opened it, or has no attention"
             what = "ran, but no attention of it came by" if seen.ran else what
             raise NothingSeenError(f"watch: {self.intercepted.name} {what}. {_KNOWN}")
 
@@ -129,27 +117,21 @@ class Watch:
     def _attend(self, r: Request) -> Tensor:
         """The output (batch, Hq, Q, Dv) of a request, which is recorded."""
         try:
-            if r.dropout > 0:
-                output = dropped(r.query, r.key, r.value, r.options, r.dropout)
-                with torch.set_grad_enabled(self.wanted.keep_graph and torch.is_grad_enabled()):
-                    tilted = self._tilted(r)
-            else:
-                tilted = self._tilted(r)
-                output = tilted.output
+            tilted = self._tilted(r, r.dropout)
         except ArgumentError as problem:
             name = self.modules.name(r.module)
             problem.add_note(f"(in attention of {self.intercepted.name}, module {name!r})")
             raise
         self._note(r, tilted)
-        return output
+        return tilted.output
 
     def _look_at(self, r: Request) -> None:
         """Record a call whose output torch computes."""
         with torch.no_grad():
             self._note(r, self._tilted(r))
 
-    def _tilted(self, r: Request) -> AttentionResult:
-        return attend(r.query, r.key, r.value, **r.options, check=self.wanted.check)
+    def _tilted(self, r: Request, dropout: float = 0.0) -> AttentionResult:
+        return attend(r.query, r.key, r.value, **r.options, check=self.wanted.check, dropout=dropout)
 
     def _note(self, r: Request, tilted: AttentionResult) -> None:
         """Add a finished call to the record, and pass it to `observe`."""
@@ -164,7 +146,8 @@ class Watch:
         wanted, visible = self.wanted, r.visible
         if r.kind == "self":
             self.intercepted.real_query = visible.real_query
-        still: AttentionResult = pytree.tree_map(Tensor.detach, tilted)
+        kept = tilted.output.requires_grad or tilted.log_normalizer.requires_grad
+        still: AttentionResult = pytree.tree_map(Tensor.detach, tilted) if kept else tilted
         with torch.no_grad():
             mass = key_mass(r.query, r.key, r.options, visible, wanted.check) if wanted.key_mass else None
             first = first_key(r.query, r.key, r.options, visible, still.log_normalizer).mass
@@ -186,6 +169,7 @@ class Watch:
             wanted.observe(AttentionCall(layer, name, r.module, r.kind, step, *seen))
 
 
+@never_compiled
 def watch(
     model: nn.Module,
     *,

@@ -53,7 +53,7 @@ def _log_integral(kind: str, field: Tensor) -> Tensor:
     """log Σ_u e^{<field,u>} over all states of coins, or log ∫ e^{<field,u> − ½<u,u>} du: ``(...)``."""
     if kind == "gaussian":
         return field.square().sum(-1) / 2 + field.shape[-1] / 2 * math.log(2 * math.pi)
-    return (F.softplus(field) if kind == "binary" else torch.logaddexp(-field, field)).sum(-1)
+    return (F.softplus(field, threshold=40.0) if kind == "binary" else torch.logaddexp(-field, field)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)

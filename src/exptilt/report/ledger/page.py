@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt._support.files import write_together
 from exptilt._support.plotting import COLOURS
-from exptilt.claims import Check, Evidence, Verdict, find
-from exptilt.claims.evidence import Picture
+from exptilt.claims import find
+from exptilt.claims.evidence import Check, Evidence, Picture, Verdict
 from exptilt.claims.ledger import GROUPS, MODEL
 from exptilt.report import figures
 from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render, side_by_side

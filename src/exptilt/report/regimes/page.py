@@ -14,11 +14,15 @@ import numpy as np
 from exptilt._support.files import write_together
 from exptilt.report.page import Cell, Figure, Formula, Page, Section, Table, render
 from exptilt.report.regimes.payload import Regimes
-from exptilt.report.regimes.pictures import draw, shade
-from exptilt.report.regimes.sentences import name_of, now, verdicts
+from exptilt.report.regimes.pictures import SHADED, draw, shade
+from exptilt.report.regimes.sentences import agreement, counted, name_of, now, verdicts, words_of
+from exptilt.report.tokens import plain
+from exptilt.switching.learning.climb import FitStatus
 from exptilt.switching.learning.summary import write_number, write_p
 
 FORMULAS = {
+    "autoregression": "y_t = level[regime_t] + Σ_k φ_k (y_{t−k} − level[regime_{t−k}]) + v_t,"
+    "   v_t ~ N(0, variance[regime_t])",
     "level": "y_t = level[regime_t] + v_t,   v_t ~ N(0, variance[regime_t])",
     "counts": "y_t ~ Poisson(rate_t),   log p(rate_t) = δ log p(rate_{t−1} | y) + (1 − δ) log rest[regime_t]",
     "local-level": "x_t = x_{t−1} + w_t,  w_t ~ N(0, pace[regime_t]²)\ny_t = x_t + v_t,  v_t ~ N(0, noise²)",
@@ -26,6 +30,7 @@ FORMULAS = {
 # What the two numbers of a regime are called.
 WORDS = {
     "level": ("level", "standard deviation"),
+    "autoregression": ("level", "standard deviation"),
     "local-level": ("pace (sd of a step)", "observation sd"),
     "counts": ("rate at rest", "standard deviation"),
 }
@@ -87,20 +92,24 @@ def write_regimes(found: Regimes, folder: str | os.PathLike[str]) -> tuple[Path,
     Returns:
         The paths of the page and of the table of probabilities.
     """
-    texts = {
+    written = write_together(folder, tables(found) | {"index.html": html(found)})
+    return written[-1], written[0]
+
+
+def tables(found: Regimes) -> dict[str, str]:
+    """The files beside the page by name, as text."""
+    return {
         "probabilities.csv": probabilities(found),
         "regimes.csv": spells(found),
         "forecast.csv": forecast(found),
         "regimes.json": as_json(found),
-        "index.html": html(found),
     }
-    written = write_together(folder, texts)
-    return written[-1], written[0]
 
 
 def html(found: Regimes) -> str:
     """The page as one HTML string."""
     key = [(*shade(k), f"regime {name_of(found, k)}") for k in range(len(found.share))]
+    key += [] if found.shaded is None else [(SHADED[0], 0.8, "shaded as asked")]
     context = {"now": now(found), "key": key, "narrow": draw(found, narrow=True), "downloads": DOWNLOADS}
     return render(build(found), template="regimes.html", assets=("regimes/regimes.css",), context=context)
 
@@ -108,16 +117,16 @@ def html(found: Regimes) -> str:
 def build(found: Regimes) -> Page:
     """The content of the page."""
     sections = [
-        Section("The series", found.chosen, [_picture(found)]),
-        Section("The regimes", (), [Formula(FORMULAS[found.kind]), *_regimes(found)]),
+        Section("The series", [*found.chosen, *filter(None, [agreement(found)])], [_picture(found)]),
+        Section("The regimes", _told_apart(found), [Formula(FORMULAS[found.kind]), *_regimes(found)]),
         Section("When", (), [_list(found)]),
-        Section("What comes next", (), [_ahead(found)]),
+        Section("What comes next", verdicts(found), [_ahead(found)]),
     ]
     if found.comparison is not None:
         sections.append(_comparison(found))
     sections.append(_diagnostics(found))
-    named = "numbered" if found.index is None else f"named by the column {found.index}"
-    rows = f"{', '.join(found.columns)}: {len(found.y)} rows, {named}"
+    ends = f"{plain(found.labels[0])} to {plain(found.labels[-1])}"
+    rows = f"{', '.join(found.columns)}: {counted(found, len(found.y))}, {ends}"
     lead = f"{rows}; {len(found.share)} regimes found by the {found.kind} model."
     return Page("Regimes", lead, sections, found.seed, [found.source])
 
@@ -126,12 +135,19 @@ def _picture(found: Regimes) -> Figure:
     level, columns = f"{100 * found.level:g} %", ", ".join(found.columns)
     return Figure(
         draw(found, narrow=False),
-        f"{columns} over {len(found.y)} rows, bands of colour where each regime is the likeliest, a forecast "
-        f"of {len(found.forecast)} rows, the probabilities of the regimes, and residuals.",
+        f"{columns} over {counted(found, len(found.y))}, bands of colour where each regime is the likeliest, a forecast "
+        f"of {counted(found, len(found.forecast))}, the probabilities of the regimes, and residuals.",
         f"Data, smoothed signal and forecast with its {level} interval; below, the probability of each "
         "regime given the whole series, and residuals, which lie between the dotted lines 95 % of the time "
         "if the model is right. All share one time axis.",
     )
+
+
+def _told_apart(found: Regimes) -> list[str]:
+    """A sentence if nothing tells the regimes apart by name."""
+    if len(found.share) == 1 or any(words_of(found)):
+        return []
+    return ["Neither levels nor deviations of the regimes differ clearly: they are told by number alone."]
 
 
 def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
@@ -142,7 +158,7 @@ def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[list[
 def _regimes(found: Regimes) -> list[Table]:
     """Tables of the regimes and of their transition probabilities."""
     M, (center, deviation) = len(found.share), WORDS[found.kind]
-    header, columns = ["regime", "share of time", "expected duration"], list[Sequence[Cell]]()
+    header, columns = ["regime", "share of time", f"average spell ({found.unit}s)"], list[Sequence[Cell]]()
     columns += [[share(p) for p in found.share], [Shown(d, _written(d, 1, True)) for d in found.duration]]
     for a, name in enumerate(found.columns):
         header += [f"{name}: {center}", "s.e.", f"{name}: {deviation}"]
@@ -163,30 +179,30 @@ def _regimes(found: Regimes) -> list[Table]:
 
 def _list(found: Regimes) -> Table:
     """Table of the stretches of each regime, the latest first."""
-    header = ["from", "to", "regime", "rows", "probability"]
+    header = ["from", "to", "regime", f"{found.unit}s", "probability"]
     for name in found.columns:
         header += [f"{name}: mean", "sd"]
-    latest = found.spells[::-1][:MOST]
+    latest, names = found.spells[::-1][:MOST], [name_of(found, k) for k in range(len(found.share))]
     statistics = list[Sequence[Cell]]()
     for a in range(len(found.columns)):
         like = [spell.mean[a] for spell in latest]
         statistics += [numbers(like), numbers([spell.deviation[a] for spell in latest], like)]
     columns: list[Sequence[Cell]] = [
         [found.labels[spell.end - 1] for spell in latest],
-        [spell.regime for spell in latest],
+        [names[spell.regime] for spell in latest],
         [spell.end - spell.begin for spell in latest],
         [share(spell.probability) for spell in latest],
     ]
     rows = _rows([found.labels[spell.begin] for spell in latest], [*columns, *statistics])
     count = len(found.spells)
     note = f"The latest {MOST} of {count}; regimes.csv has all." if count > MOST else ""
-    return Table("Stretches in which one regime is the likeliest, the latest first", header, rows, note)
+    return Table("Spells in which one regime is the likeliest, the latest first", header, rows, note)
 
 
 def _ahead(found: Regimes) -> Table:
     """Table of the forecast."""
     labels = found.ahead or [f"+{k + 1}" for k in range(len(found.forecast))]
-    header, columns = ["row"], list[Sequence[Cell]]()
+    header, columns = [found.unit], list[Sequence[Cell]]()
     for a, name in enumerate(found.columns):
         header += [name, "low", "high"]
         parts = [part[:, a] for part in (found.forecast, found.lower, found.upper)]
@@ -200,14 +216,18 @@ def _comparison(found: Regimes) -> Section:
     """Section that compares the model with other numbers of regimes."""
     c = found.comparison
     assert c is not None
-    said = {"bic": "BIC", "aic": "AIC", "log_score": "log score"}
-    best = ", ".join(f"{k} by {said[name]}" for name, k in c.best.items())
     text = [
-        f"Best: {best}. BIC and AIC are better when lower. The log score is the mean of log p(a value | "
+        f"{c.said[0].upper()}{c.said[1:]}. BIC and AIC are better when lower. The log score is the mean of log p(a value | "
         "those before it) over the last part of the series, fitted to what came before; higher is "
         "better, and it is what counts if you mean to forecast."
     ]
-    text += [f"With {k} regimes there was no proper maximum." for k in c.failed]
+    text += [f"{k} regimes could not be fitted: {why}" for k, why in c.failed.items()]
+    bounded = [str(k) for k, fit in c.fits.items() if fit.status is FitStatus.DEGENERATE]
+    if bounded:
+        text.append(
+            f"With {' and '.join(bounded)} regimes the likelihood has no bound, because a regime can shrink "
+            "onto a few points; the row is of the best bounded maximum."
+        )
     criteria = ("log_likelihood", "aic", "bic", "log_score")
     cells: list[Sequence[Cell]] = [numbers(getattr(c, name)) for name in criteria]
     cells.insert(0, [int(k) for k in c.parameters])
@@ -227,8 +247,8 @@ def _diagnostics(found: Regimes) -> Section:
     rows: list[list[Cell]] = []
     for name, tests in zip(found.columns, found.tests, strict=False):
         rows += [[f"{name}: {test}", value(s), Shown(p, write_p(p))] for test, (s, p) in tests.items()]
-    tables = [Table("Tests of the residuals", ["test", "statistic", "p"], rows)] if rows else []
-    return Section("Diagnostics", (facts, *verdicts(found)), tables)
+    shown = [Table("Tests of the residuals", ["test", "statistic", "p"], rows)] if rows else []
+    return Section("Diagnostics", (facts,), shown)
 
 
 def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

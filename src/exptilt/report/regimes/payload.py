@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from exptilt._support.errors import ArgumentError
 from exptilt.report.regimes.counts import count_regimes, of_fit
-from exptilt.report.regimes.dates import next_labels
-from exptilt.report.regimes.series import read_series
+from exptilt.report.regimes.dates import next_labels, span
+from exptilt.report.regimes.series import Series, read_series
 from exptilt.switching import compare, fit_named_model
 from exptilt.switching.compare import Comparison
-from exptilt.switching.learning.summary import residual_tests
+from exptilt.switching.learning.maximum_likelihood import check_columns
+from exptilt.switching.learning.summary import residual_tests, sum_modes
 
 Array = NDArray[np.float64]
+LONG = 2000  # rows from which on the log score holds out one stretch instead of four
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Regimes:
     Attributes:
         source, columns, labels, y: the series, as `Series` has it; y ``(T, m)``.
         index: the column that names the rows, None if they are numbered.
-        kind: which model, "level", "local-level" or "counts".
+        kind: which model, "level", "local-level", "autoregression" or "counts".
         seed: of the starts.
         log_likelihood, aic, bic, free_parameters, observations, status: of the fit.
         transition: ``(M, M)``.
@@ -48,6 +52,9 @@ class Regimes:
         residuals: ``(T, m)``, standard normal and independent if the model is right.
         tests: for each column, statistics and p-values of tests of its residuals by name.
         comparison: the same model with other numbers of regimes, None if not asked for.
+        unit: the period from a row to the next, "quarter" for example, or "row".
+        shaded: ``(T,)``, the rows that the user asked to shade; None if there are none.
+        order: how many lags the model has.
     """
 
     source: str
@@ -83,6 +90,9 @@ class Regimes:
     residuals: Array | None = None
     tests: tuple[dict[str, tuple[float, float]], ...] = ()
     comparison: Comparison | None = None
+    unit: str = "row"
+    shaded: NDArray[np.bool_] | None = None
+    order: int = 0
 
     @property
     def likely(self) -> NDArray[np.int64]:
@@ -130,11 +140,13 @@ def find_regimes(
     index: str | None = None,
     kind: str = "level",
     modes: int = 2,
+    lags: int = 0,
     starts: int = 5,
     steps: int = 12,
     level: float = 0.9,
     seed: int = 0,
     counts: Sequence[int] = (),
+    shade: Sequence[str] = (),
     progress: bool | None = None,
 ) -> Regimes:
     """Read a CSV or parquet file, fit a ready model, smooth and forecast.
@@ -145,26 +157,88 @@ def find_regimes(
         index: the column that names the rows; None takes the first that holds dates, or a counter in front.
         kind: "level", "local-level" or "counts"; for "counts" there is no comparison and no residuals.
         modes: how many regimes.
+        lags: of an autoregression around the levels; 0 for none.
         starts: how many starts of the fit.
         steps: how many steps to forecast.
         level: of the forecast's interval.
         seed: of the starts.
         counts: numbers of regimes to compare; none for no comparison.
+        shade: spans of rows to shade, "FROM..TO" in dates or labels; or the name of a column of 0 and 1.
         progress: whether to show a bar; None shows it if standard error is a terminal.
     """
-    series = read_series(Path(path), columns, index)
-    about = (series.source, series.columns, series.labels, series.values, kind, seed)
-    ahead = next_labels(series.labels, steps)
-    given = (series.values, modes, starts, steps, level, seed, progress)
-    found = count_regimes(*given) if kind == "counts" else level_regimes(kind, counts, *given)
-    return Regimes(*about, level=level, index=series.index, ahead=ahead, chosen=series.chosen, **found)
+    marks = [name for name in shade if ".." not in name]
+    if len(marks) > 1:
+        raise ArgumentError(f"switch: --shade has {marks}. Pass one column, or spans FROM..TO.")
+    series = read_series(Path(path), columns, index, *marks)
+    kind, cut = ("autoregression", lags) if lags and kind == "level" else (kind, 0)
+    if lags and kind != "autoregression":
+        raise ArgumentError(f"switch: the model {kind!r} takes no lags. Leave --lags or --model out.")
+    T, m = series.values.shape
+    if kind == "autoregression" and m > 1:
+        raise ArgumentError(f"switch: with lags one column is modelled, not {m}. Choose it with --columns.")
+    if T < (least := least_rows(kind, modes, m, lags)):
+        raise ArgumentError(f"{path} has {T} rows. {modes} regimes of {m} columns need at least {least}.")
+    y = series.values
+    ahead = tuple(series.times.ahead(steps)) if series.times else next_labels(series.labels, steps)
+    if kind == "counts":
+        found = count_regimes(y, modes, starts, steps, level, seed, progress)
+    else:
+        options = modes, lags, starts, steps, level, seed, progress
+        most = [k for k in counts if T >= least_rows(kind, k, m, lags)]
+        found = level_regimes(kind, most, series.columns, y, *options)
+    shaded = _shaded(series, [text for text in shade if ".." in text]) if shade else None
+    said = [f"The first {lags} rows are lags."] if cut else []
+    return Regimes(
+        *(series.source, series.columns, series.labels[cut:], y[cut:], kind, seed),
+        level=level,
+        index=series.index,
+        ahead=ahead,
+        chosen=(*series.chosen, *said),
+        unit=series.times.unit if series.times else "row",
+        shaded=None if shaded is None else shaded[cut:],
+        order=lags,
+        **found,
+    )
+
+
+def least_rows(kind: str, modes: int, columns: int, lags: int = 0) -> int:
+    """The fewest rows that a model can be fitted to: more values than parameters, three rows a regime."""
+    each = {"level": columns * (columns + 3) // 2, "local-level": columns, "counts": 2 * columns}
+    shared = columns if kind == "local-level" else lags
+    parameters = modes * (each.get(kind, 2) + modes - 1) + shared
+    return max(3 * modes, parameters // columns + 1) + lags
+
+
+def _shaded(series: Series, spans: Sequence[str]) -> NDArray[np.bool_]:
+    """``(T,)``, the rows that are marked, or inside spans "FROM..TO" of dates or labels, both included."""
+    out = np.zeros(len(series.labels), dtype=bool) if series.marked is None else series.marked.copy()
+    for text in spans:
+        ends = [part.strip() for part in text.split("..", 1)]
+        if set(ends) <= set(series.labels):
+            first, last = (series.labels.index(end) for end in ends)
+            out[first : last + 1] = True
+            continue
+        keys = series.times.keys if series.times else ()
+        try:
+            if not keys or not isinstance(keys[0], datetime):
+                raise ValueError(text)
+            first, after = span(ends[0])[0], span(ends[1])[1]
+        except ValueError:
+            raise ArgumentError(
+                f"switch: --shade {text!r} is no span of rows. Pass FROM..TO in dates such as 2007-12..2009-06, or "
+                f"as rows are named ({series.labels[0]}..{series.labels[-1]})."
+            ) from None
+        out |= [first <= key.replace(tzinfo=None) < after for key in keys]
+    return out
 
 
 def level_regimes(
     kind: str,
     counts: Sequence[int],
+    names: Sequence[str],
     y: Array,
     modes: int,
+    lags: int,
     starts: int,
     steps: int,
     level: float,
@@ -172,38 +246,85 @@ def level_regimes(
     progress: bool | None,
 ) -> dict[str, Any]:
     """The fields of `Regimes` that a model of levels gives; arguments as for `find_regimes`."""
-    fit = fit_named_model(y, kind=kind, modes=modes, starts=starts, seed=seed, progress=progress)
+    if kind == "level":
+        check_columns("switch", y[~np.isnan(y).any(1)], True, names)
+    fit = fit_named_model(
+        y, kind=kind, modes=modes, order=lags, starts=starts, seed=seed, progress=progress
+    )
     model = fit.model
-    post, back = model.filter(y), model.smooth(y)
+    post = model.filter(fit.y, method=fit.filter, inputs=fit.inputs)
+    back = model.smooth(fit.y, method=fit.filter, inputs=fit.inputs)
+    smoothed, size = sum_modes(back.mode_probability, modes), model.modes // modes
     residuals = fit.residuals()
-    ahead = post.forecast(steps, level=level)
     errors, unknown = fit.standard_errors or {}, np.full((modes, y.shape[1]), np.nan)
+    path = model.most_likely_path(fit.y, inputs=fit.inputs) // size
+    transition = model.transition
     if kind == "level":
         center = model.observation_offset
         center_error = errors.get("observation_offset", unknown)
-        signal = back.mode_probability @ center
+        signal = smoothed @ center
+    elif kind == "autoregression":
+        center, center_error = fit.estimates["intercept"][:, None], errors["intercept"][:, None]
+        means = model.observation_offset + np.einsum("kmr,tr->tkm", model.observation_input, fit.inputs)[..., 0:1]
+        signal, transition = np.einsum("tk,tkm->tm", back.mode_probability, means), fit.estimates["transition"]
     else:
         center = np.sqrt(_diagonals(model.process_noise))
         spread = _diagonals(errors["process_noise"]) if "process_noise" in errors else unknown
         center_error, signal = spread / (2 * center), back.mean
+    deviation = np.sqrt(_diagonals(model.observation_noise))[::size]
+    if kind == "autoregression":
+        paths = future_paths(fit, post.mode_probability[-1], y[-lags:, 0], steps, seed)
+        tails = (1 - level) / 2
+        lower, upper = np.quantile(paths[1], (tails, 1 - tails), 0)[..., None]
+        chance = (paths[0][..., None] == np.arange(modes)).mean(0)
+        forecast = {"forecast": paths[1].mean(0)[:, None], "lower": lower, "upper": upper}
+        forecast["forecast_probability"] = chance
+    else:
+        ahead = post.forecast(steps, level=level)
+        forecast = {"forecast": ahead.mean, "lower": ahead.lower, "upper": ahead.upper}
+        forecast["forecast_probability"] = ahead.mode_probability
     compared = None
     if counts:
-        compared = compare(y, modes=counts, kind=kind, starts=min(starts, 3), seed=seed, progress=progress)
-    return of_fit(fit, model.transition, back.mode_probability) | {
+        options = {"kind": kind, "order": lags, "starts": min(starts, 3), "seed": seed, "progress": progress}
+        compared = compare(y, modes=counts, known={modes: fit}, folds=4 if len(y) <= LONG else 1, **options)
+    return of_fit(fit, transition, smoothed) | forecast | {
         "center": center,
         "center_error": center_error,
-        "deviation": np.sqrt(_diagonals(model.observation_noise)),
-        "filtered": post.mode_probability,
-        "path": model.most_likely_path(y),
+        "deviation": deviation,
+        "filtered": sum_modes(post.mode_probability, modes),
+        "path": path,
         "signal": signal,
-        "forecast": ahead.mean,
-        "lower": ahead.lower,
-        "upper": ahead.upper,
-        "forecast_probability": ahead.mode_probability,
         "residuals": residuals,
         "tests": tuple(residual_tests(column) for column in residuals.T),
         "comparison": compared,
     }
+
+
+def future_paths(
+    fit: Any, weight: Array, last: Array, steps: int, seed: int, draws: int = 4000
+) -> tuple[NDArray[np.int64], Array]:
+    """Drawn futures of an autoregression: regimes and values, each ``(draws, steps)``.
+
+    Args:
+        fit: the fit.
+        weight: ``(modes,)``, the probabilities of its modes at the last row.
+        last: ``(lags,)``, the last values.
+        steps: how many.
+        seed: of the draws.
+        draws: how many futures.
+    """
+    rng, model, lags = np.random.default_rng(seed), fit.model, len(last)
+    mode = rng.choice(len(weight), draws, p=weight / weight.sum())
+    past = np.repeat(last[None, ::-1], draws, 0)  # the latest first, as the inputs are
+    chance = model.transition.cumsum(1)
+    regimes, values = np.zeros((draws, steps), dtype=np.int64), np.zeros((draws, steps))
+    for k in range(steps):
+        mode = np.minimum((chance[mode] < rng.random((draws, 1))).sum(1), len(weight) - 1)
+        mean = model.observation_offset[mode, 0] + (model.observation_input[mode, 0] * past).sum(1)
+        values[:, k] = mean + np.sqrt(model.observation_noise[mode, 0, 0]) * rng.normal(size=draws)
+        past = np.concatenate([values[:, k : k + 1], past], 1)[:, :lags]
+        regimes[:, k] = mode // (len(weight) // fit.regimes)
+    return regimes, values
 
 
 def _diagonals(matrices: Array) -> Array:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 YEAR = re.compile(r"(\d{4})(?:$|[-/.: QqMmWw])")
 
 
+SHADED = ("#707070", 0.06)  # the colour of rows shaded as asked, and how much of the panel's height they have
+
+
 def shade(regime: int) -> tuple[str, float]:
     """The colour of a regime and the opacity of its bands; blue is kept for the signal."""
     return COLOURS[(2, 1, 3, 5, 4)[regime % 5]], 0.24
@@ -69,6 +72,11 @@ def _series(found: Regimes, a: int, axes: "Axes", narrow: bool) -> None:
     for spell in found.spells:
         color, alpha = shade(spell.regime)
         axes.axvspan(spell.begin - 0.5, spell.end - 0.5, color=color, alpha=alpha, linewidth=0)
+    if found.shaded is not None:
+        color, height = SHADED
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], found.shaded, [False]]).astype(int)))
+        for begin, end in edges.reshape(-1, 2).tolist():
+            axes.axvspan(begin - 0.5, end - 0.5, ymax=height, color=color, alpha=0.8, linewidth=0)
     line = 0.7 if narrow or T > 400 else 1.0
     axes.plot(time, found.y[:, a], color=figures.INK, linewidth=line, label="data")
     axes.plot(time, found.signal[:, a], color=blue, linewidth=1.3, label="smoothed")

@@ -32,21 +32,22 @@ def page_part(study: Study, other: Study) -> Against:
         gap = with_error(float(d.by_head[layer, head]), float(d.head_error[layer, head]), d.unit)
         text = f"{head_name((layer, head)).capitalize()}: {d.title} {number(values[0])} against "
         told.append((f"{text}{number(values[1])}, a difference of {gap}.", f"L{layer}H{head}:{name}"))
+    counted = any(d.differing().size for d in found.values())
     rows: list[list[Cell]] = []
     for d in found.values():
         gap = with_error(d.difference, d.error if math.isfinite(d.error) else math.nan)
         differing = d.differing()
-        count: Cell = f"{int(differing.sum())} of {differing.size}" if differing.size else "not known"
+        count = [f"{int(differing.sum())} of {differing.size}" if differing.size else "not known"]
         unit = "" if not d.unit or d.title.endswith(d.unit) else f", {d.unit}"
-        rows.append([f"{d.title}{unit}", *d.means, gap, count])
+        rows.append([f"{d.title}{unit}", *d.means, gap, *(count if counted else [])])
     note = (
         "Means over heads. A head counts as different beyond two standard errors, which are taken over texts "
         "as if the two were measured on different ones."
     )
-    header = ("statistic", study.name, other.name, "difference", "heads that differ")
+    header = ("statistic", study.name, other.name, "difference", *(["heads that differ"] if counted else []))
     layers, heads = shape(other)
     lead = (
-        "The same heads in both: choose what the squares above show."
+        "the same heads in both; those that differ most surely, first."
         if same
         else (f"{other.name} has {layers} layers of {heads} heads, so only means over heads can be compared.")
     )

@@ -1,23 +1,22 @@
-r"""Three to five findings about one model, by stated rules, the most surprising first.
+r"""Three to six findings about one model, by stated rules, in a stated order.
 
-Every rule compares a head with the other heads of the same model, or a change with the other changes, by how
-many robust standard deviations it is away from the middle,
+First the kinds of heads that everybody looks for, in the order of `KINDS`: how many heads are of the kind, and
+its clearest example. Then heads and changes that are far from the others, by how many robust standard
+deviations they are away from the middle,
 
-    z = |x − median| / (1.4826 · median |x − median|).
+    z = |x − median| / (1.4826 · median |x − median|),
 
-A head that is far out counts only beyond `FAR`, and if its difference from the middle is more than two
-standard errors. Findings about all heads together (none is dead, none stands out) have z = 0 and come last.
-The rules:
+the farthest first. They count only beyond `FAR`, if the difference from the middle is more than two standard
+errors, and if it is large enough to matter (`TIMES` the median head): in a model of random weights heads are
+alike, and the farthest of them is far from the rest by almost nothing.
 
     peak        the head with the largest score
     focus       the head that looks at the fewest keys in effect
-    kind        for each kind of `study.kinds`, how many heads are of that kind, and its clearest example
     collapse    the largest fall of a head's entropy from one checkpoint to the next
     growth      the largest score of any head, if it grew by over 5 % to the last checkpoint
-    dead        heads that write next to nothing, or that there are none
-    even        heads that look almost evenly at all that they see, or that there are none
 
-Of one head at most two findings are told.
+Last what holds of all heads together: how many write next to nothing, how many look evenly. Of one head
+that is far out at most two findings are told.
 """
 
 import math
@@ -41,8 +40,19 @@ from exptilt.report.study.sentences import (
 from exptilt.report.tokens import visible
 
 FAR = 3.5
-MOST, LEAST = 5, 3
-GROWTH = 0.05
+TIMES = 1.5  # the least factor between a head that is told of and the median head
+MOST, LEAST = 6, 3
+GROWTH, CLIP = 0.05, 100.0  # MuonClip clips at 100
+# The kinds that are told of, the most telling first, with a title.
+KINDS = {
+    "induction": "Induction heads",
+    "first token": "Attention sinks",
+    "previous token": "Previous-token heads",
+    "delimiter": "Heads of delimiters",
+    "duplicate": "Duplicate-token heads",
+    "next token": "Next-token heads",
+    "local": "Local heads",
+}
 Array = NDArray[np.float64]
 
 
@@ -55,12 +65,16 @@ class Finding:
         z: how far out it is, in robust standard deviations; 0 if the finding is about all heads.
         place: layer and head to open, or None.
         measure: the statistic to show with it.
+        title: in two or three words.
+        rank: findings of a lower one come first.
     """
 
     text: str
     z: float
     place: Place | None
     measure: str
+    title: str = ""
+    rank: int = len(KINDS)
 
     @property
     def anchor(self) -> str:
@@ -69,17 +83,20 @@ class Finding:
 
 
 def findings(study: Study) -> list[Finding]:
-    """The findings about this model, most surprising first."""
-    every = sorted((f for rule in RULES for f in rule(study)), key=lambda f: -f.z)
+    """The findings about this model, most telling first."""
+    every = sorted((f for rule in RULES for f in rule(study)), key=lambda f: (f.rank, -f.z))
     kept: list[Finding] = []
     for finding in every:
-        if finding.place is None or sum(finding.place == f.place for f in kept) < 2:
+        told_of = sum(finding.place == f.place and f.rank == finding.rank for f in kept)
+        if finding.place is None or told_of < 2:
             kept.append(finding)
-    far = [f for f in kept if f.z > 0][:MOST]
+    kinds = [f for f in kept if f.rank < len(KINDS)]
+    far = [f for f in kept if f.z > 0 and f.rank == len(KINDS)]
+    some = kinds[: MOST - min(2, len(far))] + far  # the two farthest heads always have a place
     rest = [f for f in kept if f.z == 0]
-    if not far and study.details:
-        rest.insert(0, Finding("No head stands out from the others.", 0.0, None, ""))
-    return far + rest[: max(1, LEAST - len(far))] if len(far) < MOST else far
+    if not some and study.details:
+        rest.insert(0, Finding("No head stands out from the others.", 0.0, None, "", "Much alike"))
+    return some[:MOST] + (rest[: max(1, LEAST - len(some))] if len(some) < MOST else [])
 
 
 def _z(values: Array, x: float) -> float:
@@ -106,19 +123,17 @@ def _outlier(study: Study, name: str, lowest: bool) -> tuple[Place, float, float
     positive = bool((known > 0).all())
     z = _z(np.log(values), math.log(x)) if positive else _z(values, x)
     error = 0.0 if measure.error is None else float(np.nan_to_num(measure.error[place]))
-    return (place, z, x, middle) if z > FAR and abs(x - middle) > 2 * error else None
+    factor = max(x / middle, middle / x) if x * middle > 0 else math.inf
+    sure = z > FAR and abs(x - middle) > 2 * error and factor >= TIMES
+    return (place, z, x, middle) if sure else None
 
 
 def _peak(study: Study) -> Iterator[Finding]:
     if (found := _outlier(study, "score_max", lowest=False)) is not None:
         place, z, largest, middle = found
         text = f"{_capital(place)} has scores up to {told(study.heads['score_max'], place)}, "
-        text += f"{number(largest / middle)} times the median head's"
-        detail = next((d for d in study.details if (d.layer, d.head) == place), None)
-        if detail is not None and detail.top_tokens and detail.top_tokens[0].lift > 2:
-            best = detail.top_tokens[0]
-            text += f"; “{visible(best.token)}” draws {number(best.lift)} times its even share"
-        yield Finding(text + ".", z, place, "score_max")
+        text += f"{number(largest / middle)} times the median head's{_favourite(study, place)}"
+        yield Finding(text + ".", z, place, "score_max", "Largest scores")
 
 
 def _focus(study: Study) -> Iterator[Finding]:
@@ -134,15 +149,21 @@ def _focus(study: Study) -> Iterator[Finding]:
             entropy = told(study.heads["entropy"], place)
             text = f"{_capital(place)} looks at {many} in effect (entropy {entropy}), "
             text += f"the median head at {middle}."
-            yield Finding(text, z, place, "entropy")
+            if many == "a single key" or TIMES * some < float(np.nanmedian(keys)):
+                yield Finding(text, z, place, "entropy", "Sharpest head")
 
 
 def _kinds(study: Study) -> Iterator[Finding]:
-    for name, kind in study.kinds.items():
-        count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
-        if name in ("dead", "diffuse") or not count:
+    shown: set[Place] = set()  # each kind has an example of its own, if it can
+    for rank, (name, title) in enumerate(KINDS.items()):
+        kind = study.kinds.get(name)
+        if kind is None or not kind.members.any():
             continue
-        place = place_of(np.nanargmax(kind.value if kind.above else -kind.value), kind.value)
+        count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
+        order = np.argsort(np.where(kind.members, -kind.value, np.inf), axis=None, kind="stable")[:count]
+        places = [place_of(index, kind.value) for index in order]
+        place = next((x for x in places if x not in shown), places[0])
+        shown.add(place)
         share = float(kind.value[place])
         error = math.nan if kind.error is None else float(kind.error[place])
         most = with_error(share, error, study.heads[kind.measure].unit)
@@ -150,8 +171,18 @@ def _kinds(study: Study) -> Iterator[Finding]:
             most = with_error(100 * share, 100 * error, "%")
         verb, _, what = kind.about.partition(" ")
         heads = f"{count} of {total} heads {verb.removesuffix('s') if count > 1 else verb}"
-        text = f"{heads} {what} (kind “{name}”), most of all {head_name(place)}: {most}."
-        yield Finding(text, max(_z(kind.value, share), 1e-3), place, kind.measure)
+        text = f"{heads} {what}, {'most of all' if place == places[0] else 'such as'} {head_name(place)}: {most}"
+        text += f"{_favourite(study, place) if name == 'delimiter' else ''}."
+        yield Finding(text, max(_z(kind.value, share), 1e-3), place, kind.measure, title, rank)
+
+
+def _favourite(study: Study, place: Place) -> str:
+    """The token that a head favours, as the end of a sentence; empty if none stands out."""
+    detail = next((d for d in study.details if (d.layer, d.head) == place), None)
+    if detail is None or not detail.top_tokens or not detail.top_tokens[0].lift > 2:
+        return ""
+    best = detail.top_tokens[0]
+    return f"; “{visible(best.token)}” draws {number(best.lift)} times its even share"
 
 
 def _collapse(study: Study) -> Iterator[Finding]:
@@ -171,7 +202,7 @@ def _collapse(study: Study) -> Iterator[Finding]:
         steps = f"{int(training.steps[step])} and {int(training.steps[step + 1])}"
         text = f"The entropy of {head_name(place)} fell from {number(before)} to {number(after, 'nats')} "
         text += f"between step {steps} (no error known)."
-        yield Finding(text, z, place, "entropy")
+        yield Finding(text, z, place, "entropy", "Collapsed in training")
 
 
 def _growth(study: Study) -> Iterator[Finding]:
@@ -187,8 +218,9 @@ def _growth(study: Study) -> Iterator[Finding]:
         place = place_of(np.nanargmax(last), last)
         steps = f"{int(training.steps[-2])} and {int(training.steps[-1])}"
         text = f"The largest score of all heads grew by {percent(rise)} between step {steps}, to "
-        text += f"{number(float(tops[-1]))} in {head_name(place)}: clip it (xt.lens.clip_qk_) or watch it."
-        yield Finding(text, 1e-3 + _z(last, float(tops[-1])), place, "score_max")
+        advice = ": clip it (xt.lens.clip_qk_)" if tops[-1] > CLIP else ""
+        text += f"{number(float(tops[-1]))} in {head_name(place)}{advice}."
+        yield Finding(text, 1e-3 + _z(last, float(tops[-1])), place, "score_max", "Growing scores")
 
 
 def _dead(study: Study) -> Iterator[Finding]:
@@ -197,11 +229,12 @@ def _dead(study: Study) -> Iterator[Finding]:
         return
     count, total = int(kind.members.sum()), int(np.isfinite(kind.value).sum())
     place = place_of(np.nanargmin(kind.value), kind.value)
-    least = f"{head_name(place)} writes least, {percent(float(kind.value[place]))} of the stream's length"
+    least = f"{head_name(place)} writes least, {percent(float(kind.value[place]))} of a token's state"
     dead = "is dead" if count == 1 else "are dead"
     text = f"No head is dead: {least}." if not count else f"{count} of {total} heads {dead}: {least}."
-    z = _z(np.log(kind.value), math.log(float(kind.value[place]))) if count else 0.0
-    yield Finding(text, z, None, "")
+    # A few dead heads are news; where nearly all are, the model is not trained, and that is said last.
+    z = 1.0 if 0 < count <= total / 2 else 0.0
+    yield Finding(text, z, None, "", "Dead heads" if count else "All heads write")
 
 
 def _even(study: Study) -> Iterator[Finding]:
@@ -212,7 +245,7 @@ def _even(study: Study) -> Iterator[Finding]:
     heads = f"{count} of {total} heads look" if count else "No head looks"
     text = f"{heads} almost evenly at all keys in sight"
     middle = number(float(np.nanmedian(keys.value)))
-    yield Finding(f"{text}; the median head looks at {middle} keys in effect.", 0.0, None, "")
+    yield Finding(f"{text}; the median head looks at {middle} keys in effect.", 0.0, None, "", "Spread")
 
 
 def _capital(place: Place) -> str:

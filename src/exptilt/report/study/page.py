@@ -70,8 +70,7 @@ def render_study(study: Study, against: Study | None = None) -> str:
         "study": study,
         "fact": fact,
         "chips": chips(study),
-        "caution": CAUTION,
-        "findings": findings(study),
+        "extremes": extremes_table(study),
         "learned": stands_out(study),
         "cautions": cautions(study),
         "kinds": kinds_table(study),
@@ -128,15 +127,18 @@ def chips(study: Study) -> list[str]:
     return found
 
 
-def findings(study: Study) -> list[tuple[str, str, str]]:
-    """Statistic, sentence, and where the page shows it (an anchor), for every statistic that was measured."""
-    rows = []
-    for name, measure in study.heads.items():
+def extremes_table(study: Study) -> Table:
+    """Table of the lowest, the median and the highest head of every statistic that was measured."""
+    rows: list[list[Cell]] = []
+    for measure in study.heads.values():
         found = sentences.summary(measure)
-        if found is not None:
-            layer, head = found[1]
-            rows.append((measure.title, sentences.of_measure(study, name), f"L{layer}H{head}:{name}"))
-    return rows
+        if found is not None and measure.value is not None:
+            low, high, middle = found
+            places = [f"L{layer}H{head}" for layer, head in (low, high)]
+            numbers = (float(measure.value[low]), middle, float(measure.value[high]))
+            rows.append([named(measure), places[0], *numbers, places[1]])
+    header = ("statistic", "lowest in", "lowest", "median head", "highest", "highest in")
+    return Table("Lowest, median and highest head", header, rows, CAUTION, sortable=True)
 
 
 def named(measure: HeadMeasure | LayerMeasure) -> str:
@@ -231,8 +233,8 @@ def strip_note(study: Study) -> str:
     return f"The first {shown} of {there} tokens, to keep this page small." if shown < there else ""
 
 
-def text(study: Study) -> str:
-    """The findings and a table of the statistics, as text for a terminal."""
+def text(study: Study, against: Study | None = None) -> str:
+    """The findings, differences from another study if there is one, and a table, as text for a terminal."""
     lines, missing = [("statistic", "lowest", "median", "highest")], []
     for measure in study.heads.values():
         found = sentences.summary(measure)
@@ -246,6 +248,9 @@ def text(study: Study) -> str:
     told = [f"{plain(study.name)}: {layers} layers of {heads} heads", ""]
     told += [*(f"Careful: {caution}" for caution in cautions(study)), *([""] if cautions(study) else [])]
     told += [*(f"* {finding.text}" for finding in stands_out(study)), ""]
+    if against is not None:
+        part = comparison.page_part(study, against)
+        told += [f"Against {plain(part.name)}: {part.lead}", *(f"* {said}" for said, _ in part.findings), ""]
     for name, *cells in lines:
         right = [cell.rjust(width) for cell, width in zip(cells, others, strict=True)]
         told.append("  ".join([name.ljust(first), *right]))

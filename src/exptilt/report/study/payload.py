@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from exptilt.lens import Picture, Study
 from exptilt.lens.studying.results import HeadDetail, HeadMeasure, Histogram, LayerMeasure, Training
 from exptilt.report.study import sentences
+from exptilt.report.study.findings import findings as stands_out
 from exptilt.report.tokens import visible
 
 STRIP_BYTES = 3_000_000
@@ -30,6 +31,7 @@ def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
         against = None  # its heads cannot be compared
     return {
         "shape": sentences.shape(study),
+        "first": next((f.anchor for f in stands_out(study) if f.place is not None), ""),
         "names": list(study.layer_names),
         "kinds": [
             {"id": name, "about": kind.about, "members": np.argwhere(kind.members).tolist()}
@@ -49,6 +51,7 @@ def _training(study: Study, training: Training) -> dict[str, Any]:
     return {
         "steps": [int(step) for step in training.steps],
         "loss": _numbers(training.loss),
+        "studied": len(training.steps) - training.ends_with_studied,
         "strips": None if training.strips is None else _strips(study, training.strips),
         "layers": {name: _numbers(x) for name, x in training.layers.items() if name in study.layers},
     }

@@ -19,9 +19,7 @@ from exptilt.report.tokens import visible
 Place = tuple[int, int]
 # Said of the head with the highest value, where there is a plainer way to say it than by the title.
 PLAIN = {
-    "first_key_mass_given_choice": (
-        "{head} puts {percent} of its attention on the first key, the most of all heads."
-    ),
+    "first_token_mass": "{head} puts {percent} of its attention on the first token, the most of all heads.",
     "effective_keys": "{head} spreads its attention widest, over {value} keys in effect.",
     "score_max": "{head} reaches the largest score, {value}.",
 }
@@ -138,13 +136,13 @@ def of_head(study: Study, detail: HeadDetail) -> str:
         return math.nan if measure is None or measure.value is None else float(measure.value[place])
 
     parts, tops, bottoms = [], [], []
-    first, spread = value("first_key_mass_given_choice"), value("effective_keys")
+    first, spread = value("first_token_mass"), value("effective_keys")
     if spread < 1.05:
         parts.append("Looks at a single key in effect.")
     elif not math.isnan(spread):
         parts.append(f"Looks at {number(spread)} keys in effect.")
     if first >= 0.2:
-        parts.append(f"Puts {percent(first)} of its attention on the first key.")
+        parts.append(f"Puts {percent(first)} of its attention on the first token.")
     if detail.top_tokens and math.isfinite(detail.top_tokens[0].lift):
         best = detail.top_tokens[0]
         times = f"draws {number(best.lift)} times what even attention would give it."

@@ -15,20 +15,18 @@ from exptilt._support.threads import run_kernel
 from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma, NormalInverseWishart
 from exptilt.families.relations import _log_base, moved
 
-from ..arrays import filled
+from ..arrays import METHODS, filled
 from .dynamics import DiscountedDynamics
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
-METHODS = ("gpb2", "imm", "gpb1")
-_CODES = {"imm": 0, "gpb1": 1, "gpb2": 2}  # as in csrc/switching.hpp
 FITTED: dict[type, int] = {Gamma: 0, Beta: 1, Dirichlet: 1, NormalGamma: 2}  # as in csrc/conjugate.hpp
 COMPILED = FITTED | {NormalInverseWishart: 3}
 
 
 class Passed(NamedTuple):
-    """What a pass over B series leaves: ``(B, T, ...)``."""
+    """What a pass leaves, a row for each observation: ``(rows, ...)``."""
 
     terms: Tensor
     log_level: Tensor
@@ -58,19 +56,19 @@ class Arrays(NamedTuple):
 class Compiled:
     """A model and its observations as the core takes them: arrays are named as the fields of its frame."""
 
-    def __init__(self, model: "SwitchingFamily", rows: Tensor, there: Tensor) -> None:
-        self.model, self.shape, self.there = model, tuple(there.shape), there
+    def __init__(self, model: "SwitchingFamily", rows: Tensor, there: Tensor, starts: np.ndarray) -> None:
+        self.model, self.there = model, there
+        self.starts = np.ascontiguousarray(starts, np.int64)
         self.rows, self.centre = rows, centre_of(model.prior, rows, there)
         near = rows if self.centre is None else rows - self.centre
-        count = there.numel()
+        count = len(rows)
         prior, K = self.about(model.prior), model._size
         self.groups = prior.size if isinstance(prior, NormalInverseWishart) else 1
         if isinstance(prior, Gamma | Beta | NormalGamma):
             self.groups = K // (4 if isinstance(prior, NormalGamma) else 2)
         self.evidence = flat(model._evidence(near), count, K)
-        self.log_base = flat(_log_base(model.likelihood, rows).expand(self.shape), count)
-        self.seen = there.reshape(-1).contiguous().numpy()
-        self.starts = self.shape[1] * np.arange(self.shape[0] + 1)
+        self.log_base = flat(_log_base(model.likelihood, rows).expand(count), count)
+        self.seen = there.contiguous().numpy()
         M = len(model.dynamics)
         self.prior = flat(prior.natural_parameter.expand(M, K), M, K)
         moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
@@ -88,8 +86,8 @@ class Compiled:
 
     def arrays(self, method: str, *, every: bool = True) -> Arrays:
         """The filter's pass; with `every` a row for each observation, else one for each series, its last."""
-        (B, T), (M, K) = self.shape, self.rest.shape
-        N = B * T if every else B
+        B, (M, K) = len(self.starts) - 1, self.rest.shape
+        N = len(self.seen) if every else B
         out = Arrays(
             np.zeros(N),
             np.zeros((N, M)),
@@ -98,7 +96,7 @@ class Compiled:
             np.zeros((N if every else 0, M, M)),
         )
         kind, total = COMPILED[type(self.model.prior)], np.zeros(B)
-        given = {"modes": M, "method": _CODES[method], "series": B, "everything": every}
+        given = {"modes": M, "method": METHODS[method], "series": B, "everything": every}
         given |= {"family": kind, "groups": self.groups, "numbers": K}
         arrays = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
         arrays |= out._asdict() | {"log_likelihood": total}
@@ -108,38 +106,36 @@ class Compiled:
         if method == "gpb1" and every:  # its weights do not depend on the mode that follows
             before = np.roll(out.log_mode, 1, 0)
             before[self.starts[:-1]] = self.log_initial
-            joint = torch.from_numpy(before[:, :, None] + self.log_transition)
-            out.mixing[:] = torch.softmax(reached(joint, torch.from_numpy(before)), 1)
+            out.mixing[:] = kim_mixing(torch.from_numpy(before), torch.from_numpy(self.log_transition))
         return out
 
     def run(self, method: str, what: str) -> Passed:
         """The filter's pass; an error with the step where it cannot go on."""
         found = self.arrays(method)
-        B, T = self.shape
         with np.errstate(over="ignore", invalid="ignore"):
             theta = found.belief.astype(str(self.model.prior.dtype).removeprefix("torch."))
             if (found.failure >= 0).any() or not np.isfinite(theta.sum()):
                 self._explain(theta, found.failure, what)
-        kind, natural = type(self.model.prior), torch.from_numpy(theta).reshape(B, T, *theta.shape[1:])
-        # The core has used every belief but the last, so only that one, or what was rounded, may be invalid.
-        kind.from_natural(natural[:, -1] if natural.dtype == torch.float64 else natural)
+        kind, natural = type(self.model.prior), torch.from_numpy(theta)
+        # The core has used every belief but the last of a series: only these, or rounded ones, may be wrong.
+        kind.from_natural(natural[self.starts[1:] - 1] if natural.dtype == torch.float64 else natural)
         belief = kind._from_natural(natural)
         belief = belief if self.centre is None else moved(belief, self.centre)
         parts = (found.terms, found.log_mode, found.mixing)
-        terms, level, mixing = (torch.from_numpy(x).to(natural).reshape(B, T, *x.shape[1:]) for x in parts)
+        terms, level, mixing = (torch.from_numpy(x).to(natural) for x in parts)
         return Passed(terms, level, belief, mixing)
 
     def _explain(self, theta: np.ndarray, failure: np.ndarray, what: str) -> None:
         """Raise an error with the first step that went wrong; returns if none did."""
-        T = self.shape[1]
-        series = np.flatnonzero(failure[:, 0] >= 0)
-        stuck = series * T + failure[series, 0]
+        bad = np.flatnonzero(failure[:, 0] >= 0)
+        stuck = self.starts[bad] + failure[bad, 0]
         lost = np.flatnonzero(~np.isfinite(theta).all((1, 2)))
         if not len(stuck) and not len(lost):
             return
         row = int(min([*stuck[:1], *lost[:1]]))
-        step, y = row % T, self.rows[row // T, row % T]
-        if row not in lost and failure[row // T, 1] == theta.shape[1]:
+        series = int(np.searchsorted(self.starts, row, "right")) - 1
+        step, y = row - int(self.starts[series]), self.rows[row]
+        if row not in lost and failure[series, 1] == theta.shape[1]:
             raise ArgumentError(impossible(what, step, y))
         raise ArgumentError(
             f"SwitchingFamily.{what}: at step {step}, y = {y.tolist()}, a belief is not finite: too "
@@ -148,35 +144,38 @@ class Compiled:
 
 
 def smooth(
-    evidence: Tensor, discount: list[float], log_level: Tensor, mixing: Tensor
+    evidence: Tensor, discount: list[float], log_level: Tensor, mixing: Tensor, starts: np.ndarray
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mode probabilities and pairs given all of y, and what later observations add to θ ``(B, T, M, K)``.
+    """Mode probabilities and pairs given all of y, and what later observations add to θ ``(rows, M, K)``.
 
     Args:
-        evidence: ``(B, T, K)``, 0 where nothing was observed.
+        evidence: ``(rows, K)``, 0 where nothing was observed.
         discount: of each mode.
-        log_level: ``(B, T, M)``, the filter's.
-        mixing: ``(B, T, M, M)``, the filter's.
+        log_level: ``(rows, M)``, the filter's.
+        mixing: ``(rows, M, M)``, the filter's.
+        starts: the row that each series begins at, and the number of rows.
     """
-    (B, T, M), K = log_level.shape, evidence.shape[-1]
+    (N, M), K = log_level.shape, evidence.shape[-1]
     arrays = {
-        "starts": T * np.arange(B + 1),
-        "evidence": flat(evidence, B * T, K),
+        "starts": np.ascontiguousarray(starts, np.int64),
+        "evidence": flat(evidence, N, K),
         "discount": np.array(discount),
-        "level": flat(log_level.exp(), B * T, M),
-        "mixing": flat(mixing, B * T, M, M),
+        "level": flat(log_level.exp(), N, M),
+        "mixing": flat(mixing, N, M, M),
     }
-    sizes = {"probability": (B, T, M), "pairs": (B, T, M, M), "later": (B, T, M, K)}
+    sizes = {"probability": (N, M), "pairs": (N, M, M), "later": (N, M, K)}
     out = {name: np.empty(size) for name, size in sizes.items()}
-    frame = filled("ConjugateBackward", modes=M, numbers=K, series=B, **arrays, **out)
+    frame = filled("ConjugateBackward", modes=M, numbers=K, series=len(starts) - 1, **arrays, **out)
     native.call("smooth_families", frame)
     probability, pairs, later = (torch.from_numpy(x).to(evidence) for x in out.values())
     return probability, pairs, later
 
 
-def reached(joint: Tensor, log_mode: Tensor) -> Tensor:
-    """Log weights [..., i, j] of modes before; those of a mode that none can lead to are the modes' own."""
-    return torch.where(joint.isneginf().all(-2, keepdim=True), log_mode.unsqueeze(-1), joint)
+def kim_mixing(before: Tensor, log_transition: Tensor) -> Tensor:
+    """P(mode before = i | mode = j) from log probabilities before, or just these if no mode leads to j."""
+    joint = before.unsqueeze(-1) + log_transition
+    nothing = joint.isneginf().all(-2, keepdim=True)
+    return torch.softmax(torch.where(nothing, before.unsqueeze(-1), joint), -2)
 
 
 def impossible(what: str, step: int, y: Tensor) -> str:

@@ -4,7 +4,9 @@ r"""Dynamics of beliefs: how what is known of the state becomes what is known of
 which is always a member: the power steady model.
 
 **Linear**: the state goes through a linear map with noise. A Gaussian stays one. A Gamma stays one where the
-map only scales it; otherwise it becomes the Gamma with the mean and variance of what it has become.
+map only scales it; otherwise it becomes the Gamma with the mean and variance of what it has become. Any other
+member of an exponential family, pushed through an invertible W without noise, is a member of another one, with the
+same natural parameter and the statistic u(W⁻¹x): a `Pushforward`.
 """
 
 from collections.abc import Callable
@@ -55,8 +57,51 @@ class DiscountedDynamics:
 
 
 @dataclass(frozen=True)
+class Pushforward:
+    """The law of W x, where x has the law `base`: p(W⁻¹x)/|det W|, with statistic u(W⁻¹x) and the θ of `base`.
+
+    Args:
+        base: a member of an exponential family.
+        dynamics: ``(D, D)``, W, invertible.
+    """
+
+    base: Any
+    dynamics: Tensor
+
+    @property
+    def natural_parameter(self) -> Tensor:
+        """θ, the same as of `base`."""
+        theta: Tensor = self.base.natural_parameter
+        return theta
+
+    @property
+    def event_mean(self) -> Tensor:
+        """The mean, W times that of `base`."""
+        return (self.dynamics @ self.base.event_mean.unsqueeze(-1)).squeeze(-1)
+
+    def _back(self, x: Tensor) -> Tensor:
+        return torch.linalg.solve(self.dynamics, x.unsqueeze(-1)).squeeze(-1)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        """u(W⁻¹x), for points ``(..., D)``."""
+        found: Tensor = self.base.statistic(self._back(x))
+        return found
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density at points ``(..., D)``."""
+        density: Tensor = self.base.log_prob(self._back(x))
+        return density - torch.linalg.slogdet(self.dynamics).logabsdet
+
+    def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws, ``(*shape, ..., D)``."""
+        drawn: Tensor = self.base.sample(shape, generator=generator)
+        return drawn @ self.dynamics.mT
+
+
+@dataclass(frozen=True)
 class LinearDynamics:
-    """Dynamics by a linear map: ξ ← W ξ + noise, of Gaussian and Gamma beliefs.
+    """Dynamics by a linear map: ξ ← W ξ + noise. Gaussian and Gamma beliefs stay what they are; any other member
+    of an exponential family becomes a `Pushforward`, if W is invertible and there is no noise.
 
     Args:
         dynamics: ``(D, D)``, W; for Gammas at least 0.
@@ -91,10 +136,15 @@ class LinearDynamics:
             mean = (W @ belief.mean_vector.unsqueeze(-1)).squeeze(-1)
             return Gaussian(mean, W @ belief.covariance_matrix @ W.mT + Q)
         if not isinstance(belief, Gamma):
-            kind = type(belief).__name__
-            raise ArgumentError(
-                f"LinearDynamics: the belief is a {kind}. Only Gaussian and Gamma beliefs are pushed."
-            )
+            kind = f"the belief is a {type(belief).__name__}"
+            if not isinstance(belief, ExponentialFamily) or bool(Q.any()):
+                raise ArgumentError(
+                    f"LinearDynamics: {kind}. Only Gaussian and Gamma beliefs are pushed with noise, and only members "
+                    "of exponential families without. Pass process_noise of 0, or another belief."
+                )
+            if not bool(torch.linalg.matrix_rank(W) == len(W)):
+                raise ArgumentError(f"LinearDynamics: {kind}, and dynamics is singular. Pass an invertible matrix.")
+            return Pushforward(belief, W)
         entries(
             "LinearDynamics",
             "dynamics",

@@ -19,8 +19,8 @@ discounted alike on its way back:
     r_t = δ_{t+1} (e(y_{t+1}) + r_{t+1}),     belief given all of y:  θ_t + r_t
 
 Of a Gaussian level in its steady state this is Rauch's smoother exactly: two-sided exponential weights. Over
-later modes r is averaged. With a `lag` of L, components that agree on the last L modes are merged instead of
-those that agree on the last one: the same pass over M^L modes. With a lag of T nothing is merged.
+later modes r is averaged. GPB_k merges components that agree on the last k − 1 modes instead of those that
+agree on the last one: the same pass over M^{k−1} windows of modes. With k > T nothing is merged.
 
 Gammas, Betas, Dirichlets, NormalGammas and NormalInverseWisharts that are discounted go through the compiled
 core (``csrc/conjugate.hpp``), pushed Gaussians through that of `SwitchingLinearGaussian`; other beliefs and
@@ -28,7 +28,7 @@ dynamics, and models of which a derivative is wanted, through the families' own 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,62 +40,48 @@ from exptilt._support.checks import choice, entries, finite, number, whole
 from exptilt._support.checks import generator as check_generator
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import derivatives_wanted, pytree
-from exptilt.families import ExponentialFamily, Gaussian, Mixture, predictive
+from exptilt.families import ExponentialFamily, Gaussian, predictive
 from exptilt.families.relations import evidence_of, moved, supports
 
+from ..arrays import METHODS
+from ..checks import Array, Checker
+from ..inference.results import Filtered, Laws, Smoothed
+from ..inference.window import check_method, collapse_order, follows, merged_modes, newest
 from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
-from .compiled import COMPILED, FITTED, METHODS, Compiled, Passed, centre_of, smooth
+from ..series import Data, SeriesLike, Values, arrange, columns_of, read
+from .compiled import COMPILED, FITTED, Compiled, Passed, centre_of, smooth
 from .dynamics import DiscountedDynamics, Dynamics, LinearDynamics
 from .learning import fit_family
 from .steps import by_steps, merged, own
 
-_MOST = 1024  # modes of a smoother with a lag
+_check = Checker("SwitchingFamily")
 
 
-@dataclass(frozen=True)
-class FamilyFiltered:
-    """What a `SwitchingFamily` says after each observation; of B series all have a leading axis B.
+class FamilyLaws(Laws):
+    """Beliefs in a family, batch ``(rows, M)``; moments of the state are those of its members."""
 
-    Attributes:
-        log_likelihood: ``()``.
-        log_likelihood_terms: ``(T,)``, log p(y_t | y_1 … y_{t−1}); 0 where nothing was observed.
-        mode_probability: ``(T, M)``.
-        belief: the law of the state in each mode, batch ``(T, M)``.
-    """
-
-    log_likelihood: Tensor
-    log_likelihood_terms: Tensor
-    mode_probability: Tensor
-    belief: ExponentialFamily
+    def __init__(self, log_mode: Tensor, belief: ExponentialFamily, terms: Any, total: Any) -> None:
+        self.log_mode, self._belief, self.terms, self.total = log_mode, belief, terms, total
 
     @property
-    def state(self) -> Mixture:
-        """The law of the state, modes mixed, batch ``(T,)``."""
-        return Mixture(self.mode_probability.log(), self.belief)
-
-
-@dataclass(frozen=True)
-class FamilySmoothed:
-    """What a `SwitchingFamily` says given the whole series; of B series all have a leading axis B.
-
-    Attributes:
-        log_likelihood: ``()``, of the filter underneath.
-        mode_probability: ``(T, M)``.
-        pair_probability: ``(T, M, M)``, [t, i, j] = P(mode_{t−1} = i, mode_t = j | y); at t = 0 mode_{−1} is
-            the one before the first step.
-        belief: the law of the state in each mode, batch ``(T, M)``.
-    """
-
-    log_likelihood: Tensor
-    mode_probability: Tensor
-    pair_probability: Tensor
-    belief: ExponentialFamily
+    def belief(self) -> ExponentialFamily:
+        """The beliefs."""
+        return self._belief
 
     @property
-    def state(self) -> Mixture:
-        """The law of the state, modes mixed, batch ``(T,)``."""
-        return Mixture(self.mode_probability.log(), self.belief)
+    def mode_mean(self) -> Tensor:
+        """Means of the state by mode."""
+        found = self._belief.event_mean
+        if not isinstance(found, Tensor):
+            kind = type(self._belief).__name__
+            raise ArgumentError(f"the state of a {kind} is a pair. Ask `belief` or `state` for its moments.")
+        return found
+
+    @property
+    def mode_covariance(self) -> Tensor:
+        """Covariances of the state by mode."""
+        return self._belief._event_covariance()
 
 
 @dataclass(frozen=True)
@@ -125,23 +111,24 @@ class SwitchingFamily:
         tensor([0., 0., 0., 1., 1.])
     """
 
-    transition: Tensor
+    transition: Array
     prior: ExponentialFamily
     likelihood: type[ExponentialFamily] | ExponentialFamily
     dynamics: Sequence[Dynamics]
-    initial_probability: Tensor | None = None
+    initial_probability: Array = None
 
     def __post_init__(self) -> None:
         M = len(self.dynamics)
-        start = (
-            torch.full((M,), 1 / M).to(self.transition)
-            if self.initial_probability is None
-            else self.initial_probability
-        )
-        object.__setattr__(self, "initial_probability", start)
-        for name, x, shape in (("transition", self.transition, (M, M)), ("initial_probability", start, (M,))):
-            if not isinstance(x, Tensor) or tuple(x.shape) != shape:
-                got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        if self.initial_probability is None:
+            object.__setattr__(self, "initial_probability", torch.full((M,), 1 / M, dtype=torch.float64))
+        for name, shape in (("transition", (M, M)), ("initial_probability", (M,))):
+            given = getattr(self, name)
+            x = _check.convert(name, given, True)
+            if not isinstance(given, Tensor) or not given.is_floating_point():
+                x = x.to(getattr(self.prior, "dtype", x.dtype))
+            object.__setattr__(self, name, x)
+            if tuple(x.shape) != shape:
+                got = tuple(x.shape)
                 raise ArgumentError(
                     f"SwitchingFamily: {name} must be {shape}, one mode for each of dynamics; got {got}."
                 )
@@ -171,38 +158,43 @@ class SwitchingFamily:
         """K, how many numbers the natural parameter has."""
         return self.prior.natural_parameter.shape[-1]
 
-    def _series(self, y: Tensor, what: str) -> tuple[Tensor, Tensor]:
-        """The observations ``(B, T, D)``, checked, and which are there ``(B, T)``; others hold any value."""
+    def _series(self, y: Any, what: str) -> tuple[Data, Tensor, Tensor]:
+        """The data, observations ``(rows, D)`` and which are there ``(rows,)``; others hold any value."""
         caller = f"SwitchingFamily.{what}"
-        if not isinstance(y, Tensor) or not y.is_floating_point() or y.ndim not in (2, 3) or not y.numel():
-            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ArgumentError(
-                f"{caller}: y must be a floating-point tensor (T, D) or (B, T, D), not empty; got {got}."
-            )
-        rows = y if y.ndim == 3 else y.unsqueeze(0)
-        if bool(y.isfinite().all()):
-            wide, there = rows, torch.ones_like(rows[..., 0], dtype=torch.bool)
+        if isinstance(y, Tensor) and y.is_floating_point() and y.ndim in (2, 3) and y.numel():
+            starts = np.arange(0, y.shape[:-1].numel() + 1, y.shape[-2])
+            layout = "single" if y.ndim == 2 else "batch"
+            data = Data(y.reshape(-1, y.shape[-1]), starts, layout, "torch", self.prior.dtype)
+            rows = data.tensor
         else:
-            missing = y.isnan()
-            entries(caller, "y", y, missing.all(-1) | ~missing.any(-1), "NaN throughout or nowhere")
-            there = ~rows[..., 0].isnan()
+            data = replace(
+                read(y, columns_of(y, caller), what=caller, model_is_torch=True), dtype=self.prior.dtype
+            )
+            rows = data.tensor.to(self.prior.dtype)
+        if bool(rows.isfinite().all()):
+            wide, there = rows, torch.ones(len(rows), dtype=torch.bool)
+        else:
+            missing = rows.isnan()
+            entries(caller, "y", rows, missing.all(-1) | ~missing.any(-1), "NaN throughout or nowhere")
+            there = ~missing[:, 0]
             if not bool(there.any()):
-                return rows.nan_to_num(), there
+                return data, rows.nan_to_num(), there
             some = rows[there]
             finite(caller, y=some)
             wide = rows.where(there.unsqueeze(-1), some[0])  # a missing one is as good as any that is there
-        self._evidence(wide[0, :1])  # refuses another dimension
+        self._evidence(wide[:1])  # refuses another dimension
         inside = supports(self.likelihood, wide)
         if inside is not None and not bool(inside.all()):
-            series, step = (~inside).nonzero()[0].tolist()
+            row = int((~inside).nonzero()[0])
+            series = int(np.searchsorted(data.starts, row, "right")) - 1
             kind = self.likelihood if isinstance(self.likelihood, type) else type(self.likelihood)
-            where = f"at step {step}" if y.ndim == 2 else f"of series {series} at step {step}"
-            value = wide[series, step].tolist()
+            where = f"at step {row - data.starts[series]}"
+            where = where if data.layout == "single" else f"of series {series} {where}"
             raise ArgumentError(
-                f"{caller}: y {where} is {value}, which {kind.__name__} cannot give. "
+                f"{caller}: y {where} is {wide[row].tolist()}, which {kind.__name__} cannot give. "
                 "Pass observations in its support, NaN where there is none."
             )
-        return wide, there
+        return data, wide, there
 
     def _evidence(self, y: Tensor) -> Tensor:
         """What observations ``(..., D)`` add to the natural parameter, ``(..., K)``."""
@@ -229,29 +221,28 @@ class SwitchingFamily:
                 parts += [move.dynamics, move.process_noise]
         return [x for x in parts if isinstance(x, Tensor)]
 
-    def _derivatives(self, y: Tensor) -> bool:
-        """Whether a derivative of a pass may be asked for."""
-        return derivatives_wanted([y, *self._tensors])
-
-    def _pass(self, y: Tensor, method: str, what: str) -> tuple[Passed, Tensor, Tensor]:
-        """The pass over all series, and the observations with which of them are there."""
-        choice(f"SwitchingFamily.{what}", "method", method, METHODS)
-        rows, there = self._series(y, what)
-        if self._derivatives(y):
-            return by_steps(self, rows, there, method, what), rows, there
-        if type(self.prior) in COMPILED and all(
-            isinstance(move, DiscountedDynamics) for move in self.dynamics
-        ):
-            return Compiled(self, rows, there).run(method, what), rows, there
-        linear = self._linear()
+    def _pass(self, y: Any, method: str, what: str) -> tuple[Passed, Data, Tensor, Tensor]:
+        """The pass over all series, the data, and the observations with which of them are there."""
+        data, rows, there = self._series(y, what)
+        slow = derivatives_wanted([rows, *self._tensors])
+        discounted = all(isinstance(move, DiscountedDynamics) for move in self.dynamics)
+        if not slow and discounted and type(self.prior) in COMPILED:
+            return Compiled(self, rows, there, data.starts).run(method, what), data, rows, there
+        linear = None if slow else self._linear()
         if linear is None:
-            return by_steps(self, rows, there, method, what), rows, there
+            return by_steps(self, rows, there, data.starts, method, what), data, rows, there
         with torch.no_grad():
-            post = linear.filter(rows.where(there.unsqueeze(-1), torch.nan).double().numpy(), method=method)
-        mean, covariance = (torch.from_numpy(x).to(y) for x in (post.mode_mean, post.mode_covariance))
-        level, mixing = (torch.from_numpy(x).to(y) for x in (post.mode_probability, post.mixing_probability))
-        terms = torch.from_numpy(post.log_likelihood_terms).to(y)
-        return Passed(terms, level.log(), Gaussian(mean, covariance), mixing), rows, there
+            post = linear.filter(self._seen(data, rows, there), method=method)
+        law, mixing = post._law, post._law.known("mixing_probability")
+        values = (law.terms, law.log_mode, law.mode_mean, law.mode_covariance, mixing)
+        terms, level, mean, cov, mixing = (torch.from_numpy(x).to(rows) for x in values)
+        return Passed(terms, level, Gaussian(mean, cov), mixing), data, rows, there
+
+    @staticmethod
+    def _seen(data: Data, rows: Tensor, there: Tensor) -> list[np.ndarray]:
+        """The series one by one, NaN where nothing was observed."""
+        whole = rows.where(there.unsqueeze(-1), torch.nan).double().numpy()
+        return [whole[cut] for cut in data.cuts]
 
     def _linear(self) -> SwitchingLinearGaussian | None:
         """The same model as a `SwitchingLinearGaussian`, if it is one."""
@@ -274,77 +265,77 @@ class SwitchingFamily:
             initial_probability=self.initial_probability.double().numpy(),
         )
 
-    def filter(self, y: Tensor, *, method: str = "gpb2") -> FamilyFiltered:
+    def filter(self, y: SeriesLike, *, method: str = "gpb2") -> Filtered["SwitchingFamily"]:
         """The mode and the state after each observation.
 
         Args:
-            y: ``(T, D)``, or ``(B, T, D)`` of B series; a row of NaN is missing.
-            method: "gpb2", "imm" or "gpb1".
+            y: ``(T, D)``, ``(B, T, D)`` or a list of series; tensors, numpy, pandas or lists, whole numbers
+                too. A row of NaN is missing.
+            method: "gpb2", "imm", "gpb1", or "gpb3" and so on, as for `SwitchingLinearGaussian`.
         """
-        (terms, level, belief, _), _, _ = self._pass(y, method, "filter")
-        found = FamilyFiltered(terms.sum(-1), terms, level.exp(), belief)
-        if y.ndim == 3:
-            return found
-        return FamilyFiltered(found.log_likelihood[0], terms[0], found.mode_probability[0], belief[0])
+        model, name, M = self._windowed(method, 1, "filter")
+        passed, data, _, _ = model._pass(y, name, "filter")
+        level, belief = passed.log_level, passed.belief
+        if M:
+            level, weight, _ = merged_modes(M, level)
+            belief = _merged_windows(M, weight, belief)
+        return Filtered(
+            method, data, FamilyLaws(level, belief, passed.terms, _totals(passed.terms, data)), self
+        )
 
-    def smooth(self, y: Tensor, *, method: str = "gpb2", lag: int = 1) -> FamilySmoothed:
+    def smooth(self, y: SeriesLike, *, method: str = "gpb2", lag: int = 1) -> Smoothed:
         """The mode and the state at each step, given the whole series; derivatives are not kept.
 
         Args:
-            y: ``(T, D)`` or ``(B, T, D)``, as for `filter`.
-            method: the filter underneath, "gpb2", "imm" or "gpb1".
-            lag: how many modes components must share to be merged. The error falls and the cost grows with
-                it, as of a model of M^lag modes.
+            y: as for `filter`.
+            method: the filter underneath: "gpb2", "imm", "gpb1", or "gpb3" and so on.
+            lag: how many modes components must share to be merged: with "gpb2" a lag of L is "gpb{L+1}". The
+                error falls and the cost grows with it, as of a model of M^lag modes.
         """
-        lag = whole("SwitchingFamily.smooth", "lag", lag)
-        if lag > 1:
-            return self._with_lag(y, method, lag)
+        model, name, M = self._windowed(method, whole("SwitchingFamily.smooth", "lag", lag), "smooth")
         with torch.no_grad():
-            passed, rows, there = self._pass(y, method, "smooth")
-            linear = self._linear()
+            passed, data, rows, there = model._pass(y, name, "smooth")
+            linear = model._linear()
             if linear is not None:
-                back = linear.smooth(
-                    rows.where(there.unsqueeze(-1), torch.nan).double().numpy(), method=method
+                back = linear.smooth(self._seen(data, rows, there), method=name)
+                laws = (
+                    np.exp(back._law.log_mode),
+                    back._pairs,
+                    back._law.mode_mean,
+                    back._law.mode_covariance,
                 )
-                laws = (back.mode_mean, back.mode_covariance, back.mode_probability, back.pair_probability)
-                mean, covariance, probability, pairs = (torch.from_numpy(x).to(y) for x in laws)
+                probability, pairs, mean, covariance = (torch.from_numpy(x).to(rows) for x in laws)
                 belief: ExponentialFamily = Gaussian(mean, covariance)
             else:
-                probability, pairs, belief = self._smoothed(passed, rows, there)
-        found = FamilySmoothed(passed.terms.sum(-1), probability, pairs, belief)
-        if y.ndim == 3:
-            return found
-        return FamilySmoothed(found.log_likelihood[0], probability[0], pairs[0], belief[0])
+                probability, pairs, belief = model._smoothed(passed, data, rows, there)
+            if M:
+                _, weight, _ = merged_modes(M, probability.log())
+                belief = _merged_windows(M, weight, belief)
+                pairs = probability.reshape(len(rows), -1, M, M).sum(1)
+                probability = pairs.sum(1)
+        laws_found = FamilyLaws(probability.log(), belief, None, _totals(passed.terms, data))
+        return Smoothed(method, data, laws_found, pairs)
 
-    def _with_lag(self, y: Tensor, method: str, lag: int) -> FamilySmoothed:
-        """The smoother of the model whose modes are the last `lag` modes, the present one first."""
-        M = len(self.dynamics)
-        if M**lag > _MOST:
-            raise ArgumentError(
-                f"SwitchingFamily.smooth: {M} modes at a lag of {lag} are {M**lag}, more than {_MOST}. "
-                "Pass a smaller lag."
-            )
-        window = torch.cartesian_prod(*[torch.arange(M)] * lag)
-        follows = (window[:, None, :-1] == window[None, :, 1:]).all(-1)
-        now = window[:, 0]
-        assert self.initial_probability is not None
-        start = torch.where((window == now[:, None]).all(-1), self.initial_probability[now], 0.0)
+    def _windowed(self, method: str, lag: int, what: str) -> tuple["SwitchingFamily", str, int]:
+        """The model over windows of modes, its method, and M; this model and 0 if there are no windows."""
+        caller = f"SwitchingFamily.{what}"
+        check_method(method, caller)
+        k = max(collapse_order(method), lag + 1)
+        if k == 2:
+            return self, method, 0
+        now = newest(M := len(self.dynamics), k, caller)
+        chosen = torch.from_numpy(now)
         big = SwitchingFamily(
-            torch.where(follows, self.transition[now[:, None], now], 0.0),
-            self.prior[now] if self.prior.batch_shape else self.prior,
+            self.transition[chosen][:, chosen] * torch.from_numpy(follows(now)).to(self.transition),
+            self.prior[chosen] if self.prior.batch_shape else self.prior,
             self.likelihood,
             [self.dynamics[j] for j in now],
-            start,
+            self.initial_probability[chosen] * (M / len(now)),
         )
-        back = big.smooth(y, method=method)
-        shape = (*back.mode_probability.shape[:-1], M, -1)
-        share = back.mode_probability.log().reshape(shape)
-        belief = merged(share, back.belief.reshape(shape))
-        pairs = back.pair_probability.unflatten(-1, (M, -1)).sum(-1).unflatten(-2, (M, -1)).sum(-2)
-        return FamilySmoothed(back.log_likelihood, share.exp().sum(-1), pairs, belief)
+        return big, "gpb2" if collapse_order(method) > 2 else method, M
 
     def _smoothed(
-        self, passed: Passed, rows: Tensor, there: Tensor
+        self, passed: Passed, data: Data, rows: Tensor, there: Tensor
     ) -> tuple[Tensor, Tensor, ExponentialFamily]:
         moves = [move for move in self.dynamics if isinstance(move, DiscountedDynamics)]
         if len(moves) < len(self.dynamics):
@@ -356,35 +347,39 @@ class SwitchingFamily:
         evidence = self._evidence(rows if centre is None else rows - centre) * there.unsqueeze(-1)
         shifted = belief if centre is None else moved(belief, -centre)
         theta, discount = shifted.natural_parameter, [float(move.discount) for move in moves]
-        probability, pairs, later = smooth(evidence.to(theta), discount, passed.log_level, passed.mixing)
+        level, mixing = passed.log_level, passed.mixing
+        probability, pairs, later = smooth(evidence.to(theta), discount, level, mixing, data.starts)
         found = type(belief).from_natural(theta + later)
         return probability, pairs, found if centre is None else moved(found, centre)
 
-    def most_likely_path(self, y: Tensor, *, method: str = "gpb2") -> Tensor:
+    def most_likely_path(self, y: SeriesLike, *, method: str = "gpb2") -> Values:
         """The likeliest sequence of modes, given the whole series.
 
         Args:
-            y: ``(T, D)`` or ``(B, T, D)``, as for `filter`.
-            method: the filter underneath.
+            y: as for `filter`.
+            method: the filter underneath: "gpb2", "imm" or "gpb1".
 
         Returns:
             ``(T,)`` or ``(B, T)``, whole numbers.
         """
+        choice("SwitchingFamily.most_likely_path", "method", method, METHODS)
         with torch.no_grad():
-            passed, _, _ = self._pass(y, method, "most_likely_path")
-        best, steps = torch.zeros_like(passed.log_level[:, 0]), []
-        for t in range(1, y.shape[-2]):
-            best, chosen = (best.unsqueeze(-1) + passed.mixing[:, t].log()).max(-2)
-            steps.append(chosen)
-        path = [(best + passed.log_level[:, -1]).argmax(-1)]
-        for chosen in reversed(steps):
-            path.append(torch.take_along_dim(chosen, path[-1].unsqueeze(-1), -1).squeeze(-1))
-        found = torch.stack(path[::-1], -1)
-        return found if y.ndim == 3 else found[0]
+            passed, data, rows, _ = self._pass(y, method, "most_likely_path")
+        path = torch.empty(len(rows), dtype=torch.long)
+        for cut in data.cuts:
+            best, steps = torch.zeros_like(passed.log_level[0]), []
+            for mixing in passed.mixing[cut][1:].log():
+                best, chosen = (best.unsqueeze(-1) + mixing).max(-2)
+                steps.append(chosen)
+            mode = int((best + passed.log_level[cut.stop - 1]).argmax())
+            for t in range(cut.stop - 1, cut.start - 1, -1):
+                path[t] = mode
+                mode = int(steps[t - cut.start - 1][mode]) if t > cut.start else mode
+        return arrange(path, data, None)
 
     def fit(
         self,
-        y: Tensor,
+        y: SeriesLike,
         *,
         method: str = "gpb2",
         fixed: Sequence[str] = (),
@@ -412,7 +407,7 @@ class SwitchingFamily:
             progress: show a bar always, never, or (None) where somebody looks.
         """
         choice("SwitchingFamily.fit", "method", method, METHODS)
-        rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")
+        data, rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")
         if type(self.prior) not in FITTED or not all(
             isinstance(m, DiscountedDynamics) for m in self.dynamics
         ):
@@ -427,14 +422,14 @@ class SwitchingFamily:
                 "SwitchingFamily.fit: every row is missing. Pass data with something observed."
             )
         with torch.no_grad():
-            compiled = Compiled(self, rows, there)
+            compiled = Compiled(self, rows, there, data.starts)
         return fit_family(
             self, compiled, method, fixed, restarts, spread, max_steps, tolerance, generator, progress
         )
 
     def forecast(
         self,
-        post: FamilyFiltered,
+        post: Filtered[Any],
         steps: int,
         *,
         levels: Sequence[float] = (0.5, 0.9),
@@ -458,8 +453,10 @@ class SwitchingFamily:
         check_generator("forecast", generator)
         for level in levels:
             number("forecast", "levels", level, above=0, below=1)
-        log_level, belief, found = post.mode_probability[..., -1, :].log(), post.belief[..., -1, :], []
-        M, batch = len(self.dynamics), tuple(post.mode_probability.shape[:-2])
+        M, batch = len(self.dynamics), () if post.data.layout == "single" else (post.data.series,)
+        ends = torch.from_numpy(post.data.starts[1:] - 1)
+        log_level, belief, found = post._law.log_mode[ends], post._law.belief[ends], []
+        log_level, belief = log_level.reshape(*batch, M), belief.reshape((*batch, M))
         place = torch.tensor([[(1 - level) / 2, (1 + level) / 2] for level in levels]) * (draws - 1)
         for _ in range(steps):
             joint = log_level.unsqueeze(-1) + self.transition.log()
@@ -472,3 +469,15 @@ class SwitchingFamily:
             y = torch.take_along_dim(drawn, mode, -2).squeeze(-2).sort(0).values
             found.append(y[place.round().long()].movedim((0, 1), (-3, -2)))
         return torch.stack(found, len(batch))
+
+
+def _totals(terms: Tensor, data: Data) -> Tensor:
+    """The sum of the terms of each series."""
+    return torch.stack([terms[cut].sum() for cut in data.cuts])
+
+
+def _merged_windows(M: int, weight: Tensor, belief: ExponentialFamily) -> ExponentialFamily:
+    """Beliefs by mode, from those by window ``(rows, M^{k−1})`` with their shares ``(rows, M^{k−2}, M)``."""
+    rows, parts, _ = weight.shape
+    order = torch.arange(parts * M).reshape(-1, M).mT.reshape(-1)  # windows that end alike, side by side
+    return merged(weight.mT.log(), belief[:, order].reshape((rows, M, parts)))

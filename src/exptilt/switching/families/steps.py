@@ -1,23 +1,23 @@
 """A pass step by step with the families' own functions: any beliefs and dynamics, derivatives kept."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt.families import ExponentialFamily, Mixture, log_marginal_likelihood, posterior, project, stack
 
-from .compiled import Passed, impossible, reached
+from ..checks import safe_log
+from ..inference.plain.step import step
+from .compiled import Passed, impossible, kim_mixing
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
-
-
-def moved(model: "SwitchingFamily", belief: ExponentialFamily) -> ExponentialFamily:
-    """D_j(belief), the modes j along a last batch axis; a belief ``(..., M)`` is moved mode by mode."""
-    found: ExponentialFamily = stack([move(belief) for move in model.dynamics], -1)
-    return found
 
 
 def own(model: "SwitchingFamily", belief: ExponentialFamily) -> ExponentialFamily:
@@ -26,70 +26,63 @@ def own(model: "SwitchingFamily", belief: ExponentialFamily) -> ExponentialFamil
     return found
 
 
-def seen(model: "SwitchingFamily", belief: ExponentialFamily, y: Tensor) -> tuple[ExponentialFamily, Tensor]:
-    """The belief after an observation, and its log marginal likelihood."""
-    wide = y.expand(*belief.batch_shape, 1, len(y))
-    return posterior(belief, model.likelihood, wide), log_marginal_likelihood(belief, model.likelihood, wide)
-
-
 def merged(log_weight: Tensor, belief: ExponentialFamily) -> ExponentialFamily:
     """One member for each mixture ``(..., K)``; where all weights are 0 they count as equal."""
     nothing = log_weight.isneginf().all(-1, keepdim=True)
     return project(Mixture(torch.where(nothing, 0.0, log_weight), belief), type(belief))
 
 
-def by_steps(model: "SwitchingFamily", y: Tensor, there: Tensor, method: str, what: str) -> Passed:
-    """The pass over B series, one after the other."""
-    found = [_one(model, *one, method, what) for one in zip(y, there, strict=True)]
+@dataclass(frozen=True)
+class FamilyMoves:
+    """What a step needs to know of beliefs: `row` is what is seen, None if nothing is."""
+
+    model: "SwitchingFamily"
+    row: Tensor | None
+
+    def read(self, law: ExponentialFamily, i: int, j: int) -> ExponentialFamily:
+        """Modes read each other's beliefs as they are."""
+        return law
+
+    def carry(self, law: ExponentialFamily, j: int) -> tuple[ExponentialFamily, Tensor, int]:
+        """The belief moved by mode j, given what is seen, and its log marginal likelihood."""
+        law = self.model.dynamics[j](law)
+        if self.row is None:
+            return law, torch.zeros_like(self.model.transition[0, 0]), 0
+        likelihood, y = self.model.likelihood, self.row[None]
+        return posterior(law, likelihood, y), log_marginal_likelihood(law, likelihood, y), 0
+
+    def collapse(self, weight: Tensor, laws: Sequence[ExponentialFamily]) -> ExponentialFamily:
+        """The M-projection of a mixture."""
+        return merged(safe_log(weight), stack(list(laws), -1))
+
+
+def by_steps(
+    model: "SwitchingFamily", y: Tensor, there: Tensor, starts: np.ndarray, method: str, what: str
+) -> Passed:
+    """The pass over all series, one after the other."""
+    found = []
+    for a, b in pairwise(starts):
+        found += _one(model, y[a:b], there[a:b], method, what)
     terms, levels, beliefs, mixings = zip(*found, strict=True)
-    belief: ExponentialFamily = stack(beliefs, 0)
-    return Passed(torch.stack(terms), torch.stack(levels), belief, torch.stack(mixings))
-
-
-def _one(model: "SwitchingFamily", y: Tensor, there: Tensor, method: str, what: str) -> Passed:
-    M = len(model.dynamics)
-    assert model.initial_probability is not None
-    level, log_transition, belief = (
-        model.initial_probability.log(),
-        model.transition.log(),
-        model._started(),
-    )
-    terms, levels, beliefs, mixings = [], [], [], []
-    for step, row in enumerate(y):
-        joint, before = level.unsqueeze(-1) + log_transition, level  # [i, j]
-        try:
-            if method == "gpb2":
-                after = moved(model, belief)
-                if there[step]:
-                    after, gain = seen(model, after, row)
-                    joint = joint + gain
-                belief = merged(reached(joint, before).mT, after.reshape(M, M).map(_turned))
-                level = torch.logsumexp(joint, 0)
-            else:
-                level = torch.logsumexp(joint, 0)
-                if method == "imm":
-                    each = belief.expand((M, M))  # [j, i]
-                    belief = own(model, merged(reached(joint, before).mT, each))
-                else:
-                    belief = moved(model, merged(joint.logsumexp(1), belief))
-                if there[step]:
-                    belief, gain = seen(model, belief, row)
-                    level = level + gain
-        except ArgumentError as error:
-            raise ArgumentError(
-                f"SwitchingFamily.{what}: at step {step}, y = {row.tolist()}: {error}"
-            ) from None
-        total = torch.logsumexp(level, 0)
-        if not bool(total.isfinite()):
-            raise ArgumentError(impossible(what, step, row))
-        mixings.append(torch.softmax(reached(joint, before), 0))
-        level = level - total
-        terms.append(total)
-        levels.append(level)
-        beliefs.append(belief)
     return Passed(torch.stack(terms), torch.stack(levels), stack(beliefs, 0), torch.stack(mixings))
 
 
-def _turned(leaf: Tensor, event: int) -> Tensor:
-    """A tensor of a belief with batch axes (i, j), as (j, i)."""
-    return leaf.transpose(-1 - event, -2 - event)
+def _one(
+    model: "SwitchingFamily", y: Tensor, there: Tensor, method: str, what: str
+) -> list[tuple[Tensor, Tensor, ExponentialFamily, Tensor]]:
+    belief, level = model._started(), safe_log(model.initial_probability)
+    laws, log_transition, out = [belief[j] for j in range(len(level))], safe_log(model.transition), []
+    for t, row in enumerate(y):
+        before = level
+        try:
+            moves = FamilyMoves(model, row if there[t] else None)
+            laws, level, term, mixing = step(moves, method, laws, level, log_transition)
+        except ArgumentError as error:
+            text = f"SwitchingFamily.{what}: at step {t}, y = {row.tolist()}: {error}"
+            raise ArgumentError(text) from None
+        if not bool(term.isfinite()):
+            raise ArgumentError(impossible(what, t, row))
+        if method == "gpb1":  # its weights do not depend on the mode that follows
+            mixing = kim_mixing(before[None], log_transition)[0]
+        out.append((term, level, stack(laws, -1), mixing))
+    return out

@@ -1,218 +1,24 @@
-"""One call for all filters, and what it returns.
-
-`filter_series` brings data and model into the kernels' form, runs the method asked for and wraps what came
-out. `Filtered` keeps, for each step, only what the recursion itself needs (mode probabilities and the moments
-of each mode); everything else is worked out when asked for. A linear map and a collapse commute, so predicted
-moments, innovations and forecasts follow exactly from those.
-"""
+"""One call for all filters of linear modes: it brings data and model into the kernels' form and runs them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
-from ..arrays import METHODS, Parameters, Stored
+from ..arrays import METHODS, Stored
 from ..checks import plain
 from ..parameters import Model, ModelParameters
-from ..series import Data, SeriesLike, Values, arrange, arrange_total
-from .exact import filter_exact
-from .forecast import Forecast, forecast
-from .moments import SENSOR, Moments, by_row, mixture, observe, predicted
+from ..series import SeriesLike
+from .gaussian_laws import Computed, GaussianLaws
 from .passes import filter_terms, run_particles
+from .plain.exact import filter_exact
 from .problem import Problem, as_models, prepare
-from .results import ByMode, shown
+from .results import Filtered
 from .run import lead_in, run_filter
+from .window import check_method, merged, over_windows
 
-
-class Computed(NamedTuple):
-    """What `Stored` holds, from filters that are not the compiled ones, or with a graph."""
-
-    log_likelihood: torch.Tensor | np.ndarray
-    terms: torch.Tensor | np.ndarray
-    log_mode: np.ndarray
-    mode_mean: np.ndarray
-    mode_covariance: np.ndarray
-    mixing: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Filtered(ByMode, Generic[Model]):
-    """What a filter knows after each step.
-
-    Leading axes are as in the data: ``(T, ...)``, ``(B, T, ...)``, or a list of ``(T, ...)``. With
-    ``store="last"`` there is one entry per series, its last step, in place of the T axis.
-
-    Attributes:
-        model: the model.
-        method: the filter that was used.
-        data: the data, as the kernels take them.
-        stored: "all" or "last".
-        parameters: the model, as the kernels take it.
-    """
-
-    model: Model
-    method: str
-    data: Data
-    stored: str
-    parameters: Parameters = field(repr=False)
-    _found: Any = field(repr=False)  # a `Stored`, or the same by other means: `Computed`
-    _ess: np.ndarray | None = field(repr=False, default=None)
-    _tensors: tuple[torch.Tensor, ...] | None = field(repr=False, default=None)
-    _flat: tuple[torch.Tensor, ...] = field(repr=False, default=())
-
-    @property
-    def _terms(self) -> Any:  # an array, or a tensor with its graph
-        return self._found.terms
-
-    @property
-    def _total(self) -> Any:
-        return self._found.log_likelihood
-
-    @property
-    def _log_mode(self) -> np.ndarray:
-        found: np.ndarray = self._found.log_mode
-        return found
-
-    def _by_mode(self, value: np.ndarray, *axes: int) -> np.ndarray:
-        rows, M = self._log_mode.shape
-        return value.reshape(rows, M, *axes)
-
-    @cached_property
-    def _mode_mean(self) -> np.ndarray:  # type: ignore[override]
-        return self._by_mode(self._found.mode_mean, -1)
-
-    @cached_property
-    def _mode_covariance(self) -> np.ndarray:  # type: ignore[override]
-        n = self._mode_mean.shape[-1]
-        return self._by_mode(self._found.mode_covariance, n, n)
-
-    @property
-    def _mixing(self) -> np.ndarray:
-        return self._by_mode(self._found.mixing, -1)
-
-    @property
-    def _weight(self) -> np.ndarray:
-        return np.asarray(np.exp(self._log_mode))
-
-    @property
-    def _last(self) -> bool:
-        return self.stored == "last"
-
-    @property
-    def _end(self) -> Moments:
-        """Log mode probabilities and moments by mode after the last step of each series."""
-        last = np.arange(self.data.series) if self._last else self.data.starts[1:] - 1
-        return self._log_mode[last], self._mode_mean[last], self._mode_covariance[last]
-
-    @property
-    def _graph(self) -> tuple[torch.Tensor, ...] | None:
-        return self._tensors if torch.is_grad_enabled() else None
-
-    @property
-    def _models(self) -> list[ModelParameters]:
-        return as_models(self.model, "filter")
-
-    def _need_all(self, what: str) -> None:
-        if self.stored == "last":
-            raise ArgumentError(f'{what}: only the last step was stored. Call filter with store="all".')
-
-    def _predicted(self, p: Parameters, log_mode: Any, mean: Any, cov: Any) -> tuple[Any, Any, Any]:
-        self._need_all("predicted moments")
-        diffuse = self._models[0].diffuse
-        if diffuse.any():
-            self._refuse_grad("a predicted moment of a model with diffuse states")
-        return predicted(p, self.data.starts, log_mode, mean, cov, diffuse, self.method == "gpb1")
-
-    @cached_property
-    def _plain_ahead(self) -> Moments:
-        return self._predicted(self.parameters, self._log_mode, self._mode_mean, self._mode_covariance)
-
-    @property
-    def _live_parameters(self) -> Parameters:
-        p = self.parameters
-        return p if self._graph is None else Parameters._make([*self._flat, p.first])
-
-    @property
-    def _ahead(self) -> tuple[Any, Any, Any]:
-        graph = self._graph
-        return self._plain_ahead if graph is None else self._predicted(self._live_parameters, *graph)
-
-    @property
-    def _ahead_moments(self) -> tuple[Any, Any]:
-        return mixture(*self._ahead)
-
-    @property
-    def _output(self) -> list[Any]:
-        now = by_row(self._live_parameters, self.data.starts, SENSOR, self._log_mode.shape[1])
-        return observe(*self._ahead, now)
-
-    @property
-    def log_likelihood(self) -> Values:
-        """log p(y), a number or ``(B,)``; differentiable in tensors that require grad."""
-        return arrange_total(self._total, self.data)
-
-    @property
-    def log_likelihood_terms(self) -> Values:
-        """log p(y_t | y_1 … y_{t−1}), ``(T,)``."""
-        self._need_all("log_likelihood_terms")
-        return arrange(self._terms, self.data, None)
-
-    @property
-    def ess(self) -> Values:
-        """Effective number of particles at each step, ``(T,)``; None for methods other than "rbpf"."""
-        return None if self._ess is None else arrange(self._ess, self.data, None)
-
-    log_mode_probability = shown(
-        lambda s: s._log_mode if s._graph is None else s._graph[0],
-        "mode",
-        "log P(mode_t | y_1 … y_t), ``(T, M)``; it ranks modes even where P is 0.",
-    )
-    mixing_probability = shown(
-        lambda s: s._mixing,
-        None,
-        "[i, j] = P(mode i before | mode j now), ``(T, M, M)``: given y up to now for GPB2, exact and rbpf, "
-        "up to the step before for IMM and GPB1.",
-        live=False,
-    )
-    predicted_mode_probability = shown(
-        lambda s: s._ahead[0], "mode", "P(mode_t | y_1 … y_{t−1}), ``(T, M)``."
-    )
-    predicted_mode_mean = shown(
-        lambda s: s._ahead[1], None, "Mean of x_t in each mode given y_1 … y_{t−1}, ``(T, M, n)``."
-    )
-    predicted_mode_covariance = shown(
-        lambda s: s._ahead[2], None, "Covariance of x_t in each mode given y_1 … y_{t−1}, ``(T, M, n, n)``."
-    )
-    predicted_mean = shown(
-        lambda s: s._ahead_moments[0], "state", "Mean of x_t given y_1 … y_{t−1}, ``(T, n)``."
-    )
-    predicted_covariance = shown(
-        lambda s: s._ahead_moments[1], None, "Covariance of x_t given y_1 … y_{t−1}, ``(T, n, n)``."
-    )
-    innovation = shown(
-        lambda s: (s.data.rows if s._graph is None else s.data.tensor) - s._output[2],
-        "output",
-        "y_t minus its mean given y_1 … y_{t−1}, ``(T, m)``, NaN where y is missing.",
-    )
-    innovation_covariance = shown(
-        lambda s: s._output[3], None, "Covariance of y_t given y_1 … y_{t−1}, ``(T, m, m)``."
-    )
-
-    def forecast(self, steps: int, *, inputs: SeriesLike | None = None, level: float = 0.9) -> Forecast:
-        """Means, covariances, intervals and mode probabilities of the steps after the data.
-
-        Args:
-            steps: how many.
-            inputs: ``(h, r)``, or one for each series: those of the steps ahead, where the model has input
-                matrices.
-            level: of the intervals, between 0 and 1.
-        """
-        self._refuse_grad("forecast")
-        return forecast(self._models, self.data, self._end, steps, inputs, level)
+__all__ = ["Filtered", "filter_problem", "filter_series", "run", "totals"]
 
 
 def filter_series(
@@ -262,9 +68,7 @@ def filter_problem(
     generator: torch.Generator | None = None,
 ) -> Filtered[Model]:
     """`filter_series` for a problem that has been prepared."""
-    names = [*METHODS, "exact", "rbpf"]
-    if method not in names:
-        raise ArgumentError(f"filter: method is {method!r}. Pass one of {names}.")
+    check_method(method, "filter", "exact", "rbpf")
     data, (M, n, _) = problem.data, problem.sizes
     ess, tensors = None, None
     found: Stored | Computed
@@ -282,22 +86,12 @@ def filter_problem(
             shapes = ((M,), (M, n), (M, n, n))
             tensors = tuple(value.reshape(-1, *shape) for value, shape in zip(rest, shapes, strict=False))
     else:
-        lead = lead_in(problem, method)
-        found = run_filter(problem.parameters, data.rows, data.starts, method, store == "all", lead).out
-        if lead and store == "last":
-            ends = (value[data.starts[1:] - 1] for value in found.steps)
-            found = Computed(found.log_likelihood, *ends)
-    return Filtered(
-        model if isinstance(model, ModelParameters) else tuple(model),  # type: ignore[arg-type]
-        method,
-        data,
-        store,
-        problem.parameters,
-        found,
-        ess,
-        tensors,
-        problem.flat if tensors is not None else (),
-    )
+        found = _compiled(problem, method, store == "all")
+    flat = problem.flat if tensors is not None else ()
+    models = as_models(model, "filter")
+    laws = GaussianLaws(models, method, data, problem.parameters, found, store == "all", ess, tensors, flat)
+    own = model if isinstance(model, ModelParameters) else tuple(model)
+    return Filtered(method, data, laws, own, store)  # type: ignore[arg-type]
 
 
 def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -305,12 +99,31 @@ def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[torch.Tensor]
     if method == "exact":
         terms, *rest = filter_exact(problem)
     elif problem.wants_grad:
-        terms, *rest = filter_terms(problem, method)
+        wide, name, window = over_windows(problem, method, "filter")
+        terms, *rest = filter_terms(wide, name)
+        rest = merged(problem.sizes[0], *rest[:3]) if window else rest
     else:
-        data, lead = problem.data, lead_in(problem, method)
-        stored = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead).out
-        terms, *rest = (torch.from_numpy(value) for value in stored.steps)
+        found = _compiled(problem, method, True)
+        names = Computed._fields[1:]
+        terms, *rest = (torch.from_numpy(getattr(found, name)) for name in names)
     return terms, rest
+
+
+def _compiled(problem: Problem, method: str, everything: bool) -> Stored | Computed:
+    """What a compiled filter finds at each step, or at the last of each series."""
+    data, (wide, name, window) = problem.data, over_windows(problem, method, "filter")
+    lead = lead_in(wide, name)
+    out = run_filter(wide.parameters, data.rows, data.starts, name, everything, lead, window).out
+    if not window and (everything or not lead):
+        return out
+    steps = list(out.steps)
+    if lead and not everything:
+        steps = [value[data.starts[1:] - 1] for value in steps]
+    if window:
+        steps = [steps[0], *merged(problem.sizes[0], *steps[1:4])]
+        if problem.first and everything:  # the first step has no mode before
+            steps[4][data.starts[:-1]] = np.eye(problem.sizes[0]).reshape(-1)
+    return Computed(out.log_likelihood, *steps)
 
 
 def totals(problem: Problem, terms: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..arrays import Bars, Cloud, Parameters, Run, Smoothing, address, described, filled, new_run, sizes_of
-from .diffuse import smooth_first
+from .plain.diffuse import as_row, smooth_first
 from .problem import Problem, as_arrays
 from .run import Lead, check_failures, lead_in, over_series, run_filter
 
@@ -70,7 +70,7 @@ def filter_terms(problem: Problem, method: str) -> tuple[torch.Tensor, ...]:
     if lead:
         pieces = zip(data.starts, lead, strict=False)
         rows = torch.from_numpy(np.concatenate([start + np.arange(len(steps)) for start, steps in pieces]))
-        done = zip(*(step.row for steps in lead for step in steps), strict=True)
+        done = zip(*(as_row(step) for steps in lead for step in steps), strict=True)
         for k, values in enumerate(list(done)[:4]):
             results[k] = results[k].index_put((rows,), torch.stack(values))
     return tuple(results)
@@ -102,15 +102,18 @@ def run_adjoint(run: Run, method: str, bars: Bars) -> tuple[Parameters, np.ndarr
     return Parameters._make([*found, p.first]), y_bar, left
 
 
-def run_smoother(run: Run, problem: Problem, lead: Lead, regressors: np.ndarray | None = None) -> Smoothing:
+def run_smoother(
+    run: Run, problem: Problem, lead: Lead, regressors: np.ndarray | None = None, pairs: bool = True
+) -> Smoothing:
     """The backward pass over all series of a filter's run; with `regressors` (rows, q), EM's sums too.
 
-    `lead` holds the steps of the run that are not the kernel's.
+    `lead` holds the steps of the run that are not the kernel's. `pairs` says whether pairs are wanted.
     """
     (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
     known = np.empty((rows, 0)) if regressors is None else np.ascontiguousarray(regressors)
     z = n + known.shape[1]
-    shapes = [(rows, k) for k in (M, M * n, M * n * n, M * M)] + [(series, k) for k in (M, M * n, M * n * n)]
+    sizes = (M, M * n, M * n * n)
+    shapes = [(rows, k) for k in (*sizes, M * M * pairs)] + [(series, k) for k in sizes]
     laws = [np.empty(shape) for shape in shapes]
     chunks = min(series, CHUNKS) if regressors is not None else series
     sums = np.zeros((chunks if regressors is not None else 0, M, 1 + z * z + n * z + n * n))

@@ -144,7 +144,7 @@ def posterior_draws(
     else:
         with torch.no_grad():
             post = filter_problem(model, problem, method)
-        log_weight, mean, cov = post._log_mode, post._mode_mean, post._mode_covariance
+        log_weight, mean, cov = (getattr(post._law, k) for k in ("log_mode", "mode_mean", "mode_covariance"))
         which = np.broadcast_to(np.arange(M), (T, M))
     maps, now = maps_of(p, M), by_row(p, data.starts, STEP, M)
     modes, states = np.empty((draws, T), np.int64), np.empty((draws, T, n))

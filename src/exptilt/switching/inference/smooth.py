@@ -1,49 +1,27 @@
-"""Smoothing: the law of modes and states given the whole series."""
+"""Given the whole series: the law of modes and states, and the most likely sequence of modes.
+
+Viterbi's recursion keeps for each mode j only the best way into it:
+
+    score_j = max_i  score_i + log π_ij + log p_j(y_t | the Kalman filter along the path kept for i)
+
+It is GPB2 with the collapse replaced by a choice, and so one of the methods of csrc/switching.hpp. With no
+continuous state to remember (a hidden Markov model) that is Viterbi's algorithm and exact.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from ..._support.errors import ArgumentError
 from ..parameters import ModelParameters
-from ..series import Data, SeriesLike, Values, arrange_total
-from .exact import filter_exact, smooth_exact
+from ..series import SeriesLike, Values, arrange
 from .passes import run_smoother
+from .plain.exact import filter_exact, smooth_exact
 from .problem import prepare
-from .results import ByMode, shown
-from .run import METHODS, lead_in, run_filter
-
-
-@dataclass(frozen=True, eq=False)
-class Smoothed(ByMode):
-    """The law of modes and states given all of y; leading axes ``(T, ...)``, ``(B, T, ...)`` or a list.
-
-    Attributes:
-        method: the filter underneath.
-        data: the data, as the kernels take them.
-        log_likelihood: of the filter underneath, a number or one per series.
-    """
-
-    method: str
-    data: Data
-    log_likelihood: Values
-    _probability: np.ndarray = field(repr=False)
-    _mode_mean: np.ndarray = field(repr=False)
-    _mode_covariance: np.ndarray = field(repr=False)
-    _pairs: np.ndarray = field(repr=False)
-
-    @property
-    def _weight(self) -> np.ndarray:
-        return self._probability
-
-    pair_probability = shown(
-        lambda s: s._pairs,
-        None,
-        "[t, i, j] = P(mode_{t−1} = i, mode_t = j | y), ``(T, M, M)``. At t = 0 mode_{−1} is that of the "
-        'initial law; with ``start="first"`` there is none, and the matrix is diagonal.',
-    )
+from .results import Laws, Smoothed
+from .run import lead_in, run_filter
+from .window import check_method, merged_smoothing, over_windows
 
 
 def smooth_series(
@@ -54,8 +32,7 @@ def smooth_series(
     inputs: SeriesLike | None = None,
 ) -> Smoothed:
     """The law given the whole series; arguments as for `SwitchingLinearGaussian.smooth`."""
-    if method not in (*METHODS, "exact"):
-        raise ArgumentError(f"smooth: method is {method!r}. Pass one of {[*METHODS, 'exact']}.")
+    check_method(method, "smooth", "exact")
     problem = prepare(model, y, inputs, "smooth")
     if problem.wants_grad:
         raise ArgumentError(
@@ -70,18 +47,41 @@ def smooth_series(
             names = ("probability", "mean", "covariance", "pairs")
             arrays = [torch.cat([getattr(piece, name) for piece in pieces]).numpy() for name in names]
         else:
-            lead = lead_in(problem, method)
-            run = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead)
+            wide, name, window = over_windows(problem, method, "smooth")
+            lead = lead_in(wide, name)
+            run = run_filter(wide.parameters, data.rows, data.starts, name, lead=lead, window=window)
             totals = run.out.log_likelihood
-            arrays = list(run_smoother(run, problem, lead)[:4])
+            arrays = list(run_smoother(run, wide, lead, pairs=not window)[:4])
+            if window:
+                arrays = merged_smoothing(problem, *arrays[:3])
     probability, mean, cov, pairs = arrays
     rows = len(probability)
-    return Smoothed(
-        method,
-        data,
-        arrange_total(totals, data),
-        probability,
-        mean.reshape(rows, M, n),
-        cov.reshape(rows, M, n, n),
-        pairs.reshape(rows, M, M),
-    )
+    with np.errstate(divide="ignore"):
+        log_mode = np.log(probability)
+    laws = Laws(log_mode, mean.reshape(rows, M, n), cov.reshape(rows, M, n, n), total=totals)
+    return Smoothed(method, data, laws, pairs.reshape(rows, M, M))
+
+
+def most_likely_path(
+    model: ModelParameters, y: SeriesLike, *, method: str = "viterbi", inputs: SeriesLike | None = None
+) -> Values:
+    """The most likely modes; arguments as for `SwitchingLinearGaussian.most_likely_path`."""
+    if method not in ("viterbi", "exact"):
+        raise ArgumentError(f'most_likely_path: method is {method!r}. Pass "viterbi" or "exact".')
+    with torch.no_grad():
+        problem = prepare(model, y, inputs, "most_likely_path")
+        data, M = problem.data, problem.sizes[0]
+        if method == "exact":
+            pieces = [smooth_exact(problem, k, "most_likely_path").path for k in range(data.series)]
+            return arrange(torch.cat(pieces).numpy(), data, None)
+        lead = lead_in(problem, method)
+        out = run_filter(problem.parameters, data.rows, data.starts, method, lead=lead).out
+    chosen = out.mixing.reshape(-1, M, M).argmax(1)
+    path = np.empty(len(data.rows), np.int64)
+    for cut in data.cuts:
+        mode, modes = int(out.log_mode[cut.stop - 1].argmax()), list[int]()
+        for before in chosen[cut][::-1].tolist():
+            modes.append(mode)
+            mode = before[mode]
+        path[cut] = modes[::-1]
+    return arrange(path, data, None)

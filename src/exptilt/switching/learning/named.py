@@ -124,6 +124,8 @@ def climb_named(
     tolerance: float,
     draws: tuple[int, int],
     noises: Mapping[str, tuple[ArrayLike, int]],
+    search: Objective | None = None,
+    progress: bool | None = False,
     **fields: Any,
 ) -> Fit[Any]:
     """Climb from several starts; the fit without its model, regimes in order of `rank_by`.
@@ -137,6 +139,8 @@ def climb_named(
         tolerance: in nats.
         draws: how many points are drawn for each start, and steps made from each; the best are climbed from.
         noises: for each noise the deviation of its data, and 1 if the noise is a deviation, 2 if a variance.
+        search: what the drawn points are judged by, if that is not `evaluate`.
+        progress: show a bar always, never, or (None) where somebody looks.
         fields: of the fit.
     """
     free, origin = named.free, np.zeros(0 if named.free is None else named.free.size)
@@ -151,7 +155,7 @@ def climb_named(
         ]
     generator = torch.Generator().manual_seed(seed)
     drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
-    chosen = best_starts(evaluate, drawn, starts, walls[0], draws[1])
+    chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1])
     ends, end, same = highest(evaluate, chosen, (500, tolerance, False), bounded, walls[0], walls[1])
     estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end.point)).items()}
     errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}

@@ -15,6 +15,9 @@ Angles: differences of components that are named as angles are taken around the 
 circular, in collapse, sigma points and innovations alike.
 """
 
-from .model import NonlinearFiltered, NonlinearSmoothed, SwitchingNonlinear
+from ..inference.results import Filtered, Smoothed
+from .model import SwitchingNonlinear
 
-__all__ = ["NonlinearFiltered", "NonlinearSmoothed", "SwitchingNonlinear"]
+__all__ = ["SwitchingNonlinear"]
+
+NonlinearFiltered, NonlinearSmoothed = Filtered, Smoothed  # the names in older pickles

@@ -1,4 +1,4 @@
-"""Laws of modes that are functions, in numpy and as the compiled kernels take them."""
+"""FactorRows of modes that are functions, in numpy and as the compiled kernels take them."""
 
 import ctypes
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ def check_linearize(linearize: str, what: str) -> None:
         raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')
 
 
-class Laws(NamedTuple):
-    """Laws by mode, a row for each step or series, and what a filter adds to the log-likelihood."""
+class FactorRows(NamedTuple):
+    """FactorRows by mode, a row for each step or series, and what a filter adds to the log-likelihood."""
 
     mean: np.ndarray  # (rows, M·n)
     factor: np.ndarray  # (rows, M·n·n)

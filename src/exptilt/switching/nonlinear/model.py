@@ -14,10 +14,11 @@ from ..checks import Array, Checker, plain
 from ..inference.forecast import Forecast, arranged, check_forecast
 from ..inference.online import OnlineState
 from ..inference.problem import input_rows, inputs_of
+from ..inference.results import Filtered, Laws, Smoothed
 from ..inference.run import check_failures, over_series
 from ..inference.simulate import root
-from ..series import Data, SeriesLike, Values, arrange, arrange_total, read
-from .laws import Core, Laws, check_linearize, collapse, triangles
+from ..series import Data, SeriesLike, read
+from .laws import Core, FactorRows, check_linearize, collapse, triangles
 from .plan import NonlinearPlan
 from .programs import Tapes
 from .recording import Function
@@ -26,62 +27,34 @@ _check = Checker("SwitchingNonlinear")
 LEAST = 200  # rows from which another thread is worth it
 
 
-@dataclass(frozen=True, eq=False)
-class NonlinearFiltered:
-    """What a filter with nonlinear modes knows after each step; leading axes as in the data.
+class FunctionLaws(Laws):
+    """Laws of modes that are functions: Gaussians with angles in their means."""
 
-    Attributes:
-        log_likelihood: a number, or one per series.
-        log_likelihood_terms: ``(T,)``.
-        mode_probability: ``(T, M)``.
-        mean, covariance: of the state over modes, ``(T, n)`` and ``(T, n, n)``.
-        mode_mean, mode_covariance: of the state in each mode, ``(T, M, n)`` and ``(T, M, n, n)``.
-    """
+    def __init__(self, model: "SwitchingNonlinear", linearize: str, data: Data, out: FactorRows) -> None:
+        (M, n), rows = model.initial_mean.shape, len(data.rows)
+        L = out.factor.reshape(rows, M, n, n)
+        super().__init__(
+            out.log_mode, out.mean.reshape(rows, M, n), L @ L.mT, out.terms, data.totals(out.terms)
+        )
+        self.model, self.linearize, self.rows = model, linearize, out
 
-    log_likelihood: Values
-    log_likelihood_terms: Values
-    mode_probability: Values
-    mean: Values
-    covariance: Values
-    mode_mean: Values
-    mode_covariance: Values
-    _source: Any = field(repr=False, default=None)
+    def mixture(self, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Moments over modes."""
+        return collapse(weight, mean, cov, self.model.angles)
 
-    def forecast(self, steps: int, *, inputs: SeriesLike | None = None, level: float = 0.9) -> Forecast:
-        """Means, covariances, intervals and mode probabilities of the steps after the data.
+    def _end(self, data: Data) -> FactorRows:
+        return FactorRows(*(value[data.starts[1:] - 1] for value in self.rows))
 
-        Args:
-            steps: how many.
-            inputs: ``(h, r)``, or one for each series, where the functions take inputs.
-            level: of the intervals, between 0 and 1.
-        """
-        model, _, linearize, data, law, _ = self._source
-        return model._forecast(data, law, steps, inputs, level, linearize)  # type: ignore[no-any-return]
+    def forecast(self, post: Any, steps: int, inputs: SeriesLike | None, level: float) -> Forecast:
+        """Carry the law after the last step on."""
+        return self.model._forecast(post.data, self._end(post.data), steps, inputs, level, self.linearize)
 
-    def _online(self) -> OnlineState:
+    def online(self, post: Any) -> OnlineState:
         """The state after the last step."""
-        model, method, linearize, data, law, total = self._source
-        plan = NonlinearPlan(model, method, linearize, None if data.layout == "single" else data.series)
-        return plan.state(law, total, int(data.lengths.max()))
-
-
-@dataclass(frozen=True, eq=False)
-class NonlinearSmoothed:
-    """The law of modes and states given the whole series; leading axes as in the data.
-
-    Attributes:
-        log_likelihood: of the filter underneath.
-        mode_probability: ``(T, M)``.
-        mean, covariance: of the state over modes, ``(T, n)`` and ``(T, n, n)``.
-        mode_mean, mode_covariance: of the state in each mode, ``(T, M, n)`` and ``(T, M, n, n)``.
-    """
-
-    log_likelihood: Values
-    mode_probability: Values
-    mean: Values
-    covariance: Values
-    mode_mean: Values
-    mode_covariance: Values
+        data = post.data
+        batch = None if data.layout == "single" else data.series
+        plan = NonlinearPlan(self.model, post.method, self.linearize, batch)
+        return plan.state(self._end(data), self.total, int(data.lengths.max()))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -119,7 +92,7 @@ class SwitchingNonlinear:
     start: str = "before"
     inputs: int = 0
     _core: Core = field(init=False, repr=False)
-    _start: Laws = field(init=False, repr=False)
+    _start: FactorRows = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.start not in ("before", "first"):
@@ -186,7 +159,7 @@ class SwitchingNonlinear:
         tables = [of_mode, logarithms[0], *roots, *flags]
         made = Core(tapes, (M, sizes["n"], sizes["m"]), [np.ascontiguousarray(one) for one in tables])
         object.__setattr__(self, "_core", made)
-        object.__setattr__(self, "_start", Laws(*(value.reshape(1, -1) for value in start)))
+        object.__setattr__(self, "_start", FactorRows(*(value.reshape(1, -1) for value in start)))
 
     def filter(
         self,
@@ -195,7 +168,7 @@ class SwitchingNonlinear:
         method: str = "imm",
         linearize: str = "extended",
         inputs: SeriesLike | None = None,
-    ) -> NonlinearFiltered:
+    ) -> Filtered["SwitchingNonlinear"]:
         """Filter one series or a batch.
 
         Args:
@@ -206,23 +179,7 @@ class SwitchingNonlinear:
         """
         data, u = self._read(y, inputs, method, linearize, "filter")
         out = self._run(data, u, method, linearize)
-        last = data.starts[1:] - 1
-        totals = data.totals(out.terms)
-        end = Laws(*(value[last] for value in out))
-        source = (self, method, linearize, data, end, totals)
-        total = arrange_total(totals, data)
-        shown = total, arrange(out.terms, data, None), *self._arranged(data, out), source
-        return NonlinearFiltered(*shown)
-
-    def _arranged(self, data: Data, out: Laws) -> list[Any]:
-        """Mode probabilities, moments over modes and in each mode, as the data are."""
-        (M, n), rows = self.initial_mean.shape, len(data.rows)
-        weight, mean = np.exp(out.log_mode), out.mean.reshape(rows, M, n)
-        L = out.factor.reshape(rows, M, n, n)
-        cov = L @ L.mT
-        values = (weight, *collapse(weight, mean, cov, self.angles), mean, cov)
-        names = ("mode", "state", None, None, None)
-        return [arrange(value, data, name) for value, name in zip(values, names, strict=True)]
+        return Filtered(method, data, FunctionLaws(self, linearize, data, out), self)
 
     def _read(
         self, y: SeriesLike, inputs: SeriesLike | None, method: str, linearize: str, what: str
@@ -251,16 +208,16 @@ class SwitchingNonlinear:
         u: np.ndarray,
         method: str,
         linearize: str,
-        law: Laws | None = None,
+        law: FactorRows | None = None,
         back: bool = False,
-    ) -> Laws:
+    ) -> FactorRows:
         """What is known after each row, from the initial law or from `law`, as it follows a filter.
 
         With `back`, what is known given the whole series.
         """
         (M, n), rows, start = self.initial_mean.shape, len(data.rows), law or self._start
         mean, factor, log_mode = (np.empty((rows, k)) for k in (M * n, M * n * n, M))
-        out = Laws(mean, factor, log_mode, np.empty(rows))
+        out = FactorRows(mean, factor, log_mode, np.empty(rows))
         y, total, failure = (
             np.ascontiguousarray(data.rows),
             np.empty(data.series),
@@ -299,7 +256,7 @@ class SwitchingNonlinear:
         method: str = "imm",
         linearize: str = "extended",
         inputs: SeriesLike | None = None,
-    ) -> NonlinearSmoothed:
+    ) -> Smoothed:
         """Moments and mode probabilities given the whole series: Kim's pass, with the filter's linearisation.
 
         Args:
@@ -310,8 +267,7 @@ class SwitchingNonlinear:
         """
         data, u = self._read(y, inputs, method, linearize, "smooth")
         out = self._run(data, u, method, linearize, back=True)
-        total = arrange_total(data.totals(out.terms), data)
-        return NonlinearSmoothed(total, *self._arranged(data, out))
+        return Smoothed(method, data, FunctionLaws(self, linearize, data, out))
 
     def online(
         self, *, method: str = "imm", linearize: str = "extended", batch: int | None = None
@@ -334,7 +290,7 @@ class SwitchingNonlinear:
         return plan
 
     def _forecast(
-        self, data: Data, law: Laws, steps: int, inputs: SeriesLike | None, level: float, linearize: str
+        self, data: Data, law: FactorRows, steps: int, inputs: SeriesLike | None, level: float, linearize: str
     ) -> Forecast:
         check_forecast(steps, level)
         B, (M, n), m = data.series, self.initial_mean.shape, self.observation_noise.shape[-1]

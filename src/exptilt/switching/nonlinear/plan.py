@@ -12,7 +12,7 @@ from ..checks import plain
 from ..inference.online import OnlineState, Plan
 from ..inference.online.state import _state
 from ..inference.simulate import root
-from .laws import Laws, check_linearize, collapse, triangles, wrap
+from .laws import FactorRows, check_linearize, collapse, triangles, wrap
 
 if TYPE_CHECKING:
     from .model import SwitchingNonlinear
@@ -32,7 +32,7 @@ class NonlinearPlan(Plan):
         self.first, self.core = model.start == "first", model._core
         self.r, self.constant = model.inputs, None if model.inputs else np.zeros((1, 0))
 
-    def state(self, law: Laws, total: np.ndarray, t: int) -> OnlineState:
+    def state(self, law: FactorRows, total: np.ndarray, t: int) -> OnlineState:
         """The state after `t` steps, at which `law` is known."""
         shape = (len(law.mean), self.M, -1)
         factor = law.factor.reshape(*shape[:2], self.n, self.n)

@@ -46,7 +46,7 @@ def _vectors(x: Tensor) -> Tensor:
 
 def _canonical(t: Inputs) -> Inputs:
     """The tensors as sweeps read them: contiguous vectors, bias and weights of the dtype of sums, no sink."""
-    query, key, value, bias, weight, _, mask = t
+    query, key, value, bias, weight, _, mask, _ = t
     wide = wide_dtype(query.dtype)
     if bias is not None and bias.dtype != wide:
         bias = bias.to(wide)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exptilt.tilting.problem import Inputs, per_query_head, wide_dtype
-from exptilt.tilting.score_rule import ScoreRule
+from exptilt.tilting.score_rule import ScoreRule, mean_score
 
 
 def scores(t: Inputs, rule: ScoreRule) -> Tensor:
@@ -45,7 +45,8 @@ def attend(t: Inputs, rule: ScoreRule) -> tuple[Tensor, ...]:
     hidden = p == 0  # such an outcome adds nothing, however far its score
     above = (s_safe - top[..., None]).masked_fill(hidden, 0.0)
     gap = (p * above).sum(-1)
-    mean = _mean(p, s_safe.masked_fill(hidden, 0.0), top, gap)
+    seen = s_safe.masked_fill(hidden, 0.0)
+    mean = mean_score(top, gap, (p * seen).sum(-1), (p * seen.abs()).sum(-1))
     variance = (p * (above - gap[..., None]).masked_fill(hidden, 0.0).square()).sum(-1)
     log_z = torch.logsumexp(s_safe - top[..., None], -1) if s.shape[-1] else G
     entropy = torch.where(dead[..., 0], 0.0, log_z - gap)
@@ -54,13 +55,3 @@ def attend(t: Inputs, rule: ScoreRule) -> tuple[Tensor, ...]:
     value = per_query_head(t.value.to(s.dtype), s.shape[-3], -3)
     parts = top, torch.where(dead[..., 0], 0.0, log_z.detach().exp()), gap.detach()
     return keys @ value, G, entropy, mean, variance, maximum, keys.sum(-2), *parts
-
-
-def _mean(p: Tensor, s: Tensor, top: Tensor, gap: Tensor) -> Tensor:
-    """The mean score, as Σ p s or as top + gap, whichever rounds less.
-
-    Σ p s is off by some roundings of Σ p |s|: too much where all scores are near 1e4. top + gap is off by a
-    rounding of each: too much where they nearly cancel.
-    """
-    about_zero, size = (p * s).sum(-1), (p * s.abs()).sum(-1).detach()
-    return torch.where(2 * size < top.abs() - gap.detach(), about_zero, top + gap)

@@ -18,7 +18,7 @@ from exptilt.tilting.problem import (
     per_query_head,
     wide_dtype,
 )
-from exptilt.tilting.score_rule import ScoreRule, columns, weights
+from exptilt.tilting.score_rule import ScoreRule, columns, mean_score, weights
 
 FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
 _TILE_CELLS = 1 << 21  # scores held at once
@@ -100,7 +100,7 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
     t = _widened(t)
     shape = t.query.shape[:-1]
     top = t.query.new_full(shape, -torch.inf)
-    weight, gap, square = (t.query.new_zeros(shape) for _ in range(3))
+    weight, gap, square, about_zero, size = (t.query.new_zeros(shape) for _ in range(5))
     output = t.query.new_zeros((*shape, t.value.shape[-1]))
     best = torch.zeros(shape, dtype=torch.int64, device=t.query.device)
     for j0, j1 in _tiles(t):
@@ -124,6 +124,9 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
         square = square * rebase + M + apart.square() * old * share
         # from the side that weighs more, so that a share near 0 costs no digits
         gap = torch.where(share > 0.5, c - apart * (1 - share), gap + apart * share)
+        p = e / torch.where(total != 0, total, 1.0).unsqueeze(-1)
+        about_zero = about_zero * (1 - share) + (p * tile.s.clamp(min=FAR)).sum(-1)
+        size = size * (1 - share) + (p * tile.s.detach().clamp(min=FAR).abs()).sum(-1)
         weight, top = total, m
         output = output * rebase.unsqueeze(-1) + _average(e, tile.v)
     alive = weight != 0
@@ -131,7 +134,7 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
     log_z, shift = z.log(), torch.where(alive, top, 0.0)
     G = torch.where(alive, shift + log_z, -torch.inf)
     entropy = torch.where(alive, log_z - gap, 0.0)
-    mean = torch.where(alive, shift + gap, 0.0)
+    mean = torch.where(alive, mean_score(shift, gap, about_zero, size), 0.0)
     return output / z.unsqueeze(-1), torch.stack([G, entropy, mean, square / z, top, weight, gap]), best
 
 

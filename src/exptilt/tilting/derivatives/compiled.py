@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exptilt.tilting.backends.dispatch import NAMESPACE, NUMBERS, OPTIONS
 from exptilt.tilting.derivatives import key_mass as masses
-from exptilt.tilting.derivatives.operators import NAMESPACE, NUMBERS, OPTIONS
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient
 from exptilt.tilting.problem import MASS, Inputs, RowStatistics, Settings, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
@@ -87,12 +87,13 @@ attend.register_autograd(_attend_backward, setup_context=_attend_context)
 
 _KNOWN = ("shift", "weight", "gap", "variance")
 _MASS_TENSORS = _TENSORS - 1 + len(_KNOWN)  # a mass has no values
+_OPTIONS, _LAST = _TENSORS - 3, _MASS_TENSORS - 2
 
 
 def _key_mass(query: Tensor, key: Tensor, *given: Any) -> Tensor:
     """`key_mass.key_mass` as an operator."""
-    bias, log_weight, sink, mask, shift, weight, gap, variance, *numbers = given
-    t = Inputs(query, key, key, bias, log_weight, sink, mask)
+    options, (shift, weight, gap, variance), numbers = given[:_OPTIONS], given[_OPTIONS:_LAST], given[_LAST:]
+    t = Inputs(query, key, key, *options)
     inputs, bar, stats = masses.sum_of_G(t, shift, weight, gap, variance)
     return Gradient.forward(
         *GRADIENT.flat(_settings(numbers, needs=MASS), inputs=inputs, bar=bar, stats=stats)
@@ -116,18 +117,15 @@ def _mass_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _mass_backward(ctx: Any, bar: Tensor | None) -> Any:
     if bar is None:
-        return (None,) * 15
-    query, key, bias, log_weight, sink, mask, shift, weight, gap, variance = ctx.saved_tensors
-    t = Inputs(query, key, key, bias, log_weight, sink, mask)
+        return (None,) * (_MASS_TENSORS + len(ctx.numbers))
+    query, key, *options, shift, weight, gap, variance = ctx.saved_tensors
+    t = Inputs(query, key, key, *options)
     need = ctx.needs_input_grad
     wanted = (need[0], need[1], False, need[2], need[3], need[4])
     found = masses.pull_key_mass(t, shift, weight, gap, variance, bar, _settings(ctx.numbers), wanted)
-    given = zip(
-        (found.query, found.key, found.bias, found.log_weight, found.sink),
-        (query, key, bias, log_weight, sink),
-        strict=True,
-    )
-    return (*(_narrowed(g, x) for g, x in given), *(None,) * 10)
+    made = found.query, found.key, found.bias, found.log_weight, found.sink
+    given = zip(made, (query, key, *options[:3]), strict=True)
+    return (*(_narrowed(g, x) for g, x in given), *(None,) * (_MASS_TENSORS + len(ctx.numbers) - 5))
 
 
 key_mass.register_autograd(_mass_backward, setup_context=_mass_context)
@@ -135,8 +133,8 @@ key_mass.register_autograd(_mass_backward, setup_context=_mass_context)
 
 def _hessian_product(query: Tensor, key: Tensor, vector: Tensor, *given: Any) -> Tensor:
     """`key_mass.hessian_product` as an operator."""
-    bias, log_weight, sink, mask, *numbers = given
-    t = Inputs(query, key, key[..., :0], bias, log_weight, sink, mask)
+    options, numbers = given[: _TENSORS - 3], given[_TENSORS - 3 :]
+    t = Inputs(query, key, key[..., :0], *options)
     return masses.hessian_product(t, vector, _settings(numbers))
 
 
@@ -155,9 +153,8 @@ def _(query: Any, *_: Any) -> Any:
 
 
 def _pull_product(bar: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    query, key, vector, bias, log_weight, sink, mask, *numbers = arguments
-    settings = _settings(numbers)
-    given = [query, key, vector, bias, log_weight, sink]
+    query, *_ = given = arguments[:6]
+    hidden, settings = arguments[6:_TENSORS], _settings(arguments[_TENSORS:])
     present = [i for i, x in enumerate(given) if x is not None]
 
     def product(*some: Tensor) -> Tensor:
@@ -165,7 +162,7 @@ def _pull_product(bar: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         for i, x in zip(present, some, strict=True):
             full[i] = x
         q, k, v, b, w, s = full
-        return masses.hessian_product(Inputs(q, k, k[..., :0], b, w, s, mask), v, settings)
+        return masses.hessian_product(Inputs(q, k, k[..., :0], b, w, s, *hidden), v, settings)
 
     _, pull = torch.func.vjp(product, *(given[i] for i in present))  # type: ignore[misc]
     found: list[Tensor] = [query.new_zeros(0) for _ in given]
@@ -199,7 +196,7 @@ def _product_context(ctx: Any, inputs: Any, output: Any) -> None:
 def _product_backward(ctx: Any, bar: Tensor) -> Any:
     found = _pulled_product(bar, *ctx.saved_tensors, *ctx.numbers)
     given = zip(found, ctx.saved_tensors[:6], strict=True)
-    return (*(None if x is None else g for g, x in given), *(None,) * 7)
+    return (*(None if x is None else g for g, x in given), *(None,) * (_TENSORS - 6 + len(ctx.numbers) + 1))
 
 
 hessian_product.register_autograd(_product_backward, setup_context=_product_context)

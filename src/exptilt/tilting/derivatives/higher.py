@@ -13,7 +13,7 @@ from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tange
 from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics
 from exptilt.tilting.score_rule import ScoreRule
 
-_DIFFERENTIABLE = 6  # of the seven inputs: all but the mask
+_DIFFERENTIABLE = 6  # of the inputs: all but mask and packing
 
 
 def _statistics(t: Inputs, rule: ScoreRule) -> Statistics:
@@ -76,8 +76,8 @@ def _push(
 
 
 def _masked(inputs: Any, a: dict[str, Any]) -> Inputs:
-    """The differentiable inputs with the mask of the given ones."""
-    return Inputs(*inputs)._replace(mask=a["inputs"].mask)
+    """The differentiable inputs with mask and packing of the given ones."""
+    return Inputs(*inputs, *a["inputs"][_DIFFERENTIABLE:])
 
 
 def push_tangent(a: dict[str, Any], moving: dict[str, Any], rule: ScoreRule) -> tuple[Tensor, ...]:

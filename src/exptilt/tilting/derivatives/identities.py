@@ -6,6 +6,7 @@ Nothing here uses the rounded log-normalizer: weights are p = e^{s − shift} / 
 − shift) − gap, both from the difference to the largest score. So p <= 1 at any size of the scores.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -110,42 +111,37 @@ def join_sink(output: Tensor, lines: RowStatistics, sink: Tensor) -> tuple[Tenso
 
 def shift_of(lines: RowStatistics) -> Tensor:
     """The largest score without a sink, 0 where there is none."""
-    return torch.where(lines.maximum == -torch.inf, 0.0, lines.maximum)
+    return torch.nan_to_num(lines.maximum, nan=math.nan, posinf=math.inf, neginf=0.0)
 
 
-def weight_rows(stats: Statistics) -> list[Tensor]:
-    """The rows that make p and c from a score: shift, 1 / weight (0 for queries that see nothing), gap."""
+def _rows(stats: Statistics, *more: Tensor) -> Tensor:
+    """Rows that make p and c from a score (shift, 1 / weight, gap) and more; 0 if a query sees nothing."""
     seen = stats.weight != 0
-    return [stats.shift, torch.where(seen, 1 / torch.where(seen, stats.weight, 1.0), 0.0), stats.gap]
+    inverse = 1 / torch.where(seen, stats.weight, 1.0)
+    return torch.where(seen, torch.stack([stats.shift, inverse, stats.gap, *more]), 0.0)
 
 
 def _sink_outcome(stats: Statistics, sink: Tensor) -> tuple[Tensor, Tensor]:
     """p and c of the sink, (..., Hq, Q)."""
-    shift, inverse, gap = weight_rows(stats)
+    shift, inverse, gap = _rows(stats).unbind()
     d = sink.unsqueeze(-1) - shift
     return torch.exp(d) * inverse, (d - gap).clamp(min=FAR)
 
 
-def coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Tensor]:
-    """a0 (without <ō,o>, see below), a1, a2 of (gradient); 0 for queries that see nothing.
+def _coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Tensor]:
+    """a0 (without <ō,o>, see below), a1, a2 of (gradient).
 
     A sweep subtracts <ō,o> from <ō,v_j> itself, by the same sum in the same order: where a query sees one key
     only, o is that key's value, and the two cancel to the last bit. The same goes for <ō,ȯ> and <ō,v̇_j> of
     second derivatives.
     """
     a0 = bar.log_normalizer + bar.mean - bar.variance * stats.variance
-    alive = stats.weight != 0
-    a1, a2 = bar.mean + 2 * bar.variance, bar.variance
-    return torch.where(alive, a0, 0.0), torch.where(alive, a1, 0.0), torch.where(alive, a2, 0.0)
-
-
-def _stacked(rows: list[Tensor]) -> Tensor:
-    return torch.stack(rows)
+    return a0, bar.mean + 2 * bar.variance, bar.variance
 
 
 def tangent_rows(stats: Statistics) -> Tensor:
     """The rows of the tangent sweep."""
-    return _stacked(weight_rows(stats))
+    return _rows(stats)
 
 
 def finish_tangent(
@@ -162,7 +158,7 @@ def finish_tangent(
 
 def gradient_rows(stats: Statistics, bar: Cotangents) -> Tensor:
     """The rows of the gradient sweep: those of the weights, then a0, a1, a2."""
-    return _stacked([*weight_rows(stats), *coefficients(stats, bar)])
+    return _rows(stats, *_coefficients(stats, bar))
 
 
 def shift_gradient(stats: Statistics, bar: Cotangents) -> Tensor:
@@ -172,7 +168,7 @@ def shift_gradient(stats: Statistics, bar: Cotangents) -> Tensor:
 
 def sink_gradient(stats: Statistics, bar: Cotangents, sink: Tensor) -> Tensor:
     """(..., Hq): Σ_i p t of the sink."""
-    a0, a1, a2 = coefficients(stats, bar)
+    a0, a1, a2 = gradient_rows(stats, bar)[3:].unbind()
     p, c = _sink_outcome(stats, sink)
     t = a0 - (bar.output * stats.output).sum(-1) + c * (a1 + a2 * c)
     return torch.where(p != 0, p * t, 0.0).sum(-1)
@@ -180,14 +176,14 @@ def sink_gradient(stats: Statistics, bar: Cotangents, sink: Tensor) -> Tensor:
 
 def second_rows(stats: Statistics, bar: Cotangents, dot: Tangents) -> Tensor:
     """The rows of the second sweep: those of the gradient, then Ġ, e0, e1."""
-    a0, a1, a2 = coefficients(stats, bar)
+    a0, a1, a2 = _coefficients(stats, bar)
     e0 = -a1 * dot.gap - a2 * dot.variance
-    return _stacked([*weight_rows(stats), a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * dot.gap])
+    return _rows(stats, a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * dot.gap)
 
 
 def joint_rows(stats: Statistics, bar: Cotangents) -> Tensor:
     """The rows of the sweep that finds tangents by itself: those of the gradient, then the variance."""
-    return _stacked([*weight_rows(stats), *coefficients(stats, bar), stats.variance])
+    return _rows(stats, *_coefficients(stats, bar), stats.variance)
 
 
 def second_sink(

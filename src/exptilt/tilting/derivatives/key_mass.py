@@ -27,16 +27,16 @@ def with_own_weights(t: Inputs) -> Inputs:
     dtype = torch.promote_types(t.query.dtype, torch.float32)
     if t.log_weight is None:
         weight = t.query.new_zeros((), dtype=dtype).expand(*t.query.shape[:-2], t.key.shape[-2])
-        return Inputs(
-            t.query, t.key, t.value, t.bias, weight, t.sink, t.mask
-        )  # old compilers know neither _replace nor t[:4]
+        # old compilers know neither _replace nor t[:4]
+        return Inputs(t.query, t.key, t.value, t.bias, weight, t.sink, t.mask, t.packing)
     lead, K = t.query.shape[:-3], t.key.shape[-2]
     weight = (
         t.log_weight.unsqueeze(-2)
         .expand(*t.log_weight.shape[:-1], heads // t.log_weight.shape[-2], K)
         .flatten(-3, -2)
     )
-    return Inputs(t.query, t.key, t.value, t.bias, weight.expand(*lead, heads, K), t.sink, t.mask)
+    weight = weight.expand(*lead, heads, K)
+    return Inputs(t.query, t.key, t.value, t.bias, weight, t.sink, t.mask, t.packing)
 
 
 def key_mass(

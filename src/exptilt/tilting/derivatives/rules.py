@@ -57,8 +57,15 @@ from exptilt._support.transforms import (
     is_wrapped,
     without_tangent,
 )
-from exptilt.tilting.backends.dispatch import check_sink, joint_sweep, refuse_higher, registered
-from exptilt.tilting.derivatives import higher, identities, operators
+from exptilt.tilting.backends.dispatch import (
+    all_plain,
+    call,
+    check_sink,
+    joint_sweep,
+    refuse_higher,
+    registered,
+)
+from exptilt.tilting.derivatives import higher, identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.derivatives.layout import Layout
 from exptilt.tilting.derivatives.vmap import fold
@@ -112,7 +119,7 @@ def forward(t: Inputs, settings: Settings) -> tuple[Tensor, RowStatistics, Tenso
     """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
         check_sink(t.sink)
-    output, stacked, best = operators.forward(t, settings.rule, settings.backend, settings.check)
+    output, stacked, best = call("forward", t, settings.rule, settings.backend, settings.check)
     lines = RowStatistics(*stacked.unbind())
     if t.sink is None:
         return output, lines, None, best
@@ -152,7 +159,8 @@ class Attend(Function):
             if o is None:  # nothing flows through the values: leave them out of the sweep
                 t, stats = t._replace(value=t.value[..., :0]), stats._replace(output=stats.output[..., :0])
                 o = torch.zeros_like(stats.output)
-            bar = Cotangents(o, *(_zero(x, stats.gap) for x in (G, mean, variance)))
+            zero = torch.zeros_like(stats.gap)
+            bar = Cotangents(o, *(zero if x is None else x for x in (G, mean, variance)))
             found = _added(found, gradient(t, bar, stats, ctx.settings, ctx.needs_input_grad))
         return ATTEND.gradients(inputs=found)
 
@@ -186,7 +194,7 @@ class Tangent(Function):
             return tuple(settings.known)
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
-        pushed, sums = operators.tangent(t, dots, stats.output, rows, settings.rule, settings.backend)
+        pushed, sums = call("tangent", t, dots, stats.output, rows, settings.rule, settings.backend)
         return tuple(identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink))
 
     @staticmethod
@@ -224,16 +232,8 @@ class Gradient(Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        a, settings = GRADIENT.read(arguments), arguments[-1]
-        t, bar, stats = a["inputs"], a["bar"], a["stats"]
-        rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
-        settled = settings.rule, settings.backend, settings.needs
-        found = operators.gradient(t, bar.output, stats.output, rows, *settled)
-        shifted = None if t.bias is None else identities.shift_gradient(stats, bar)
-        dots = identities.spread(Gradients(*found), t, shifted)
-        if t.sink is not None and not settings.needs.mass:
-            dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
-        return _filled(dots, bar.log_normalizer)
+        a = GRADIENT.read(arguments)
+        return _filled(_gradient(a["inputs"], a["bar"], a["stats"], arguments[-1]), a["bar"].log_normalizer)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -281,7 +281,7 @@ class Second(Function):
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows = identities.second_rows(stats, bar, dot)
         given = t, dots, bar.output, stats.output, dot.output, rows
-        found = operators.second(*given, settings.rule, settings.backend, settings.needs)
+        found = call("second", *given, settings.rule, settings.backend, settings.needs)
         still = None if t.bias is None else torch.zeros_like(bar.log_normalizer)
         made = identities.spread(Gradients(*found), t, still)
         if t.sink is not None:
@@ -318,6 +318,18 @@ for _rule in (Attend, Tangent, Gradient, Second):
     _rule.forward.__signature__ = inspect.signature(_rule.forward)  # type: ignore[attr-defined]
 
 
+def _gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Any) -> InputTangents:
+    """Gradients that `settings.needs` names, without derivatives of their own."""
+    rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
+    settled = settings.rule, settings.backend, settings.needs
+    found = call("gradient", t, bar.output, stats.output, rows, *settled)
+    shifted = None if t.bias is None else identities.shift_gradient(stats, bar)
+    dots = identities.spread(Gradients(*found), t, shifted)
+    if t.sink is not None and not settings.needs.mass:
+        dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
+    return dots
+
+
 def _filled(dots: InputTangents, like: Tensor) -> tuple[Tensor, ...]:
     return tuple(like.new_zeros(()) if x is None else x for x in dots)
 
@@ -339,11 +351,14 @@ def _needing(t: Inputs, settings: Settings, wanted: Any) -> Settings:
 
 def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, wanted: Any) -> InputTangents:
     """Gradients by the wanted inputs, differentiable."""
-    flat = GRADIENT.flat(_needing(t, settings, wanted), inputs=t, bar=bar, stats=stats)
+    needing, tensors = _needing(t, settings, wanted), (*t, *bar, *stats)
     # `apply` also unwraps tensors that a transform which has ended left wrapped
-    tracked = derivatives_wanted(flat[:-1]) or any(x is not None and is_wrapped(x) for x in flat[:-1])
-    found = apply(Gradient, *flat) if tracked else Gradient.forward(*flat)
-    return _present(found, t, wanted)
+    if derivatives_wanted(tensors) or any(x is not None and is_wrapped(x) for x in tensors):
+        found = apply(Gradient, *GRADIENT.flat(needing, inputs=t, bar=bar, stats=stats))
+        return _present(found, t, wanted)
+    return InputTangents(
+        *(x if w else None for x, w in zip(_gradient(t, bar, stats, needing), wanted[:6], strict=True))
+    )
 
 
 def second(
@@ -371,7 +386,7 @@ def _joint(
     sweep = joint_sweep(settings.backend) if t.sink is None and any(needs.flags()) else None
     tensors = [x for group in (t, bar, stats, dots) for x in group if x is not None]
     found = None
-    if sweep is not None and is_concrete(*tensors) and operators.all_plain(tensors):
+    if sweep is not None and is_concrete(*tensors) and all_plain(tensors):
         rows = identities.joint_rows(stats, bar)
         found = sweep(t, bar.output, stats.output, dots, rows, settings.rule, needs)
     if found is None:

@@ -122,7 +122,7 @@ function scaleOf(measure) {
 }
 
 // What is chosen, and who wants to know. The checkpoint after the last one stands for the model studied, which may be none of them.
-const state = { kind: "", side: "", measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? STEPS.length : null };
+const state = { kind: "", side: "", measure: MEASURES.length ? MEASURES[0].id : null, layer: 0, head: 0, checkpoint: STEPS ? DATA.training.studied : null };
 const listeners = [];
 function choose(changes) {
   const changed = new Set(Object.keys(changes).filter((key) => state[key] !== changes[key]));
@@ -136,7 +136,7 @@ const kindsOf = (layer, head) => KINDS.get(layer * HEADS + head) ?? [];
 const isTheory = (measure) => /^(ascent|gaussian|local_gaussian|link)/.test(measure.id);
 const isShown = (layer, head) => !state.kind || kindsOf(layer, head).includes(state.kind);
 const chosenMeasure = () => MEASURES.find((measure) => measure.id === state.measure);
-const atStudied = () => !STEPS || state.checkpoint === STEPS.length;
+const atStudied = () => !STEPS || state.checkpoint === DATA.training.studied;
 // The values the heatmap shows now: of the checkpoint where they were followed, else of the model studied.
 const isStudied = (measure) => atStudied() || !measure.training;
 // Of two studies side by side, the other one, or the first minus the other.
@@ -152,5 +152,5 @@ function errorsNow(measure) {
   if (state.side === "other") return measure.otherError;
   return measure.error && measure.otherError ? pairwise(measure.error, measure.otherError, Math.hypot) : null;
 }
-const checkpointName = () => (atStudied() ? "the model studied" : `step ${STEPS[state.checkpoint]}`);
+const checkpointName = () => (!atStudied() ? `step ${STEPS[state.checkpoint]}` : STEPS && DATA.training.studied < STEPS.length ? `step ${STEPS.at(-1)}, the model studied` : "the model studied");
 const headName = (layer, head) => `layer ${layer}, head ${head}`;

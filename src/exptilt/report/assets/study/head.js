@@ -75,8 +75,8 @@ function paintHead() {
   const parts = [bar];
   if (detail) {
     const kinds = kindsOf(layer, head);
-    if (kinds.length) parts.push(make("ul", { className: "chips", ariaLabel: "Kinds of this head" }, ...kinds.map((kind) => make("li", { textContent: kind }))));
-    parts.push(make("p", { textContent: detail.reading }));
+    if (kinds.length && atStudied()) parts.push(make("ul", { className: "chips", ariaLabel: "Kinds of this head" }, ...kinds.map((kind) => make("li", { textContent: kind }))));
+    if (atStudied()) parts.push(make("p", { textContent: detail.reading }));
     const module = DATA.names[layer] ?? "", shown = { other: DATA.against, difference: `the difference from ${DATA.against}` }[state.side] ?? checkpointName(), moved = !atStudied() && DATA.training.strips;
     const last = state.side || !atStudied() ? `statistics${moved ? " and attention" : ""} of ${shown}; ${moved ? "spread" : "pictures"} and tokens are of the model studied` : "";
     if (module || last) parts.push(make("p", { className: "note" }, make("code", { textContent: module }), module && last ? ", " : "", last));

@@ -1,3 +1,5 @@
+// One letter for each kind of heads, which stands in the squares of its heads.
+const MARKS = { induction: "I", "first token": "F", "previous token": "P", "next token": "N", delimiter: "D", duplicate: "U", local: "L", diffuse: "E", dead: "X" };
 // Layers by heads: a grid of cells, one in the tab order, arrows move, Enter or a click opens the head. Under it the legend of its colours.
 const heat = { cells: [], readout: document.getElementById("heat-readout") };
 
@@ -9,7 +11,8 @@ function buildHeatmap(place) {
     const row = make("tr", { role: "row" }, make("th", { scope: "row", textContent: String(layer), ariaLabel: `layer ${layer}` }));
     heat.cells.push([]);
     for (let head = 0; head < HEADS; head += 1) {
-      const cell = make("td", { role: "gridcell", tabIndex: -1 }, make("span", { ariaHidden: "true" }));
+      const marks = kindsOf(layer, head).map((kind) => MARKS[kind]).filter(Boolean).join("");
+      const cell = make("td", { role: "gridcell", tabIndex: -1 }, make("span", { ariaHidden: "true" }), make("b", { ariaHidden: "true", textContent: marks }));
       cell.dataset.layer = layer;
       cell.dataset.head = head;
       heat.cells[layer].push(cell);
@@ -84,17 +87,21 @@ function paintHeatmap() {
     cell.setAttribute("aria-selected", String(chosen));
     if (!inside) cell.tabIndex = chosen ? 0 : -1;
   }));
+  document.getElementById("marks").textContent = atStudied() ? DATA.kinds.filter(({ members }) => members.length).map(({ id, members }) => `${MARKS[id] ?? ""} ${id} (${members.length})`).join(" · ") : "";
+  document.getElementById("heatmap").classList.toggle("moved", !atStudied());
   paintLegend(measure, scale);
   tellCell(heat.cells[state.layer][state.head]);
-  document.getElementById("heat-reading").textContent = `${atWhat(measure)}${measure.reading}`;
+  document.getElementById("heat-reading").textContent = readingNow(measure);
   document.getElementById("heat-about").replaceChildren(...withClaims([measure.about, measure.assumes && `Assumes: ${measure.assumes}`].filter(Boolean).join(" ")));
 }
 
-// What the heatmap shows, before the reading, which is always of the model studied.
-function atWhat(measure) {
-  if (atStudied()) return "";
-  if (!measure.training) return `Not followed over the checkpoints; shown is the model studied, not ${checkpointName()}. `;
-  return `Shown: ${checkpointName()}, one of ${STEPS.length} checkpoints. The model studied: `;
+// What the heatmap shows, in words: of the model studied its reading, of a checkpoint its own numbers.
+function readingNow(measure) {
+  if (atStudied()) return measure.reading;
+  if (!measure.training) return `Not followed over the checkpoints; shown is the model studied, not ${checkpointName()}. ${measure.reading}`;
+  const values = known(valuesNow(measure)).sort((a, b) => a - b);
+  if (!values.length) return `At ${checkpointName()} no head has a value.`;
+  return `At ${checkpointName()}: from ${show(values[0])} to ${show(values.at(-1), measure.unit)}, the median head ${show(values[Math.floor(values.length / 2)])}.`;
 }
 
 function paintLegend(measure, scale) {

@@ -22,8 +22,10 @@ from ...arrays import address
 from ...checks import plain
 from ...parameters import ModelParameters
 from ...series import Values
-from ..filter import Filtered, filter_series
+from ..filter import filter_series
+from ..gaussian_laws import GaussianLaws
 from ..problem import stopped
+from ..results import Filtered
 from .plan import Plan
 
 _FORMAT = "exptilt.switching.OnlineState 1"
@@ -117,13 +119,16 @@ class OnlineState:
         Args:
             post: what `filter` gave, by "imm", "gpb2" or "gpb1".
         """
-        if hasattr(post, "_online"):
-            own: OnlineState = post._online()
+        law: Any = post._law if isinstance(post, Filtered) else None
+        if hasattr(law, "online"):
+            own: OnlineState = law.online(post)
             return own
-        if not isinstance(post, Filtered):
-            raise ArgumentError(f"online: got {type(post).__name__}. Pass what `filter` gave.")
+        if not isinstance(law, GaussianLaws):
+            raise ArgumentError(
+                f"online: got {type(post).__name__}. Pass what `filter` of linear or nonlinear modes gave."
+            )
         data = post.data
-        plan = Plan(post._models, post.method, None if data.layout == "single" else data.series)
+        plan = Plan(law.models, post.method, None if data.layout == "single" else data.series)
         if (plan.steps is not None or plan.first) and len(set(data.lengths.tolist())) > 1:
             raise ArgumentError(
                 "online: the series end at different steps, and the model depends on the step. "
@@ -133,7 +138,9 @@ class OnlineState:
             raise ArgumentError(
                 "online: the series ends while a state is diffuse. Begin with model.online()."
             )
-        return _state(plan, plan.rows(*post._end, plain(post._total)), int(data.lengths.max()))
+        log_mode, mean, cov = post._end
+        rows = plan.rows(log_mode, mean, cov, plain(law.total))
+        return _state(plan, rows, int(data.lengths.max()))
 
     def __repr__(self) -> str:
         said = "predicted" if self._predicted else "updated"
@@ -208,9 +215,9 @@ class OnlineState:
             u = np.stack([np.broadcast_to(plain(one), (plan.members, plan.r)) for _, one in history], 1)
         model: Any = plan.models if len(plan.models) > 1 else plan.models[0]
         post = filter_series(model, data, method=plan.method, inputs=u)
-        rows = plan.rows(*post._end, plain(post._total))
+        rows = plan.rows(*post._end, plain(post._law.total))
         left = None if np.isfinite(post._end[2]).all() else history
-        rows[:, plan.part["term"].start] = plain(post._terms)[post.data.starts[1:] - 1]
+        rows[:, plan.part["term"].start] = plain(post._law.terms)[post.data.starts[1:] - 1]
         return _state(plan, rows, self.t + 1, history=left)
 
     def innovations(self, y: ArrayLike | None = None) -> Innovations:

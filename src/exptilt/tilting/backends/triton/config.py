@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 
-from exptilt.tilting.plan import is_plan
 from exptilt.tilting.problem import Inputs
 from exptilt.tilting.score_rule import ScoreRule
 
@@ -131,7 +130,7 @@ def columns_of(t: Inputs) -> tuple[int, int]:
 
 def is_busy(t: Inputs, rule: ScoreRule) -> bool:
     """Whether scores have a softcap, bias, log-weight or mask."""
-    return rule.softcap is not None or any(x is not None for x in (t.bias, t.log_weight, t.mask))
+    return rule.softcap is not None or any(x is not None for x in (t.bias, t.log_weight, t.mask, t.packing))
 
 
 def tile_of(sweep: str, t: Inputs, busy: bool, generation: str) -> Tile:
@@ -157,7 +156,7 @@ def kind_of(
     step = min(tile.step, max(d, v))
     exact = size == 8 or (size == 4 and torch.get_float32_matmul_precision() == "highest")
     exact |= generation == "gfx942"  # its matrix cores multiply float32 directly
-    plan = is_plan(t.mask)  # a plan includes causality and window
+    plan = t.packing is not None  # it includes causality and window
     options = (
         rule.causal and not plan,
         rule.window is not None and not plan,

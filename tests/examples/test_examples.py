@@ -1,0 +1,67 @@
+"""Examples run, and print nothing absurd."""
+
+import re
+import runpy
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+TOUR = EXAMPLES / "tour.ipynb"
+
+
+def printed(name, capsys):
+    """The lines that an example prints, among them numbers, and none that is absurd."""
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert re.search(r"\d\.\d", said)
+    assert not re.search(r"\b(nan|inf)\b", said)
+    return said.splitlines()
+
+
+@pytest.mark.parametrize("name", ["maximum_entropy", "tilting_measures"])
+def test_an_example_prints_numbers(name, capsys):
+    assert printed(name, capsys)
+
+
+def test_the_tour_runs():
+    book = nbformat.read(TOUR, as_version=4)
+    assert all(not cell.get("outputs") for cell in book.cells), "clear the outputs before committing"
+    NotebookClient(
+        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(TOUR.parent)}}
+    ).execute()
+    shown = [
+        output
+        for cell in book.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "text/html" in output.get("data", {})
+    ]
+    assert len(shown) >= 5
+
+
+def test_the_flow_to_equilibrium(capsys):
+    header, *lines = printed("flow_to_equilibrium", capsys)
+    assert header.startswith("renormaliser")
+    counts = {line.split()[0]: int(line.split()[1]) for line in lines}
+    assert (counts["sphere"], counts["whiten"]) == (1, 5)
+    assert counts["batch"] < 5
+
+
+def test_the_turning_target(capsys):
+    lines = printed("turning_target", capsys)
+    assert [line.split(":")[0] for line in lines] == ["extended", "unscented"]
+    assert all(float(line.split("worst ")[1].split(";")[0]) < 1.0 for line in lines)
+
+
+def test_the_manoeuvring_target(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["manoeuvring_target.py", str(tmp_path / "picture.png")])
+    error, mode = printed("manoeuvring_target", capsys)
+    filtered, measured = (float(word) for word in error.replace(",", "").split() if word[0].isdigit())
+    assert filtered < 0.7 * measured
+    assert int(mode.split(" in ")[1].split("%")[0]) > 70
+    assert (tmp_path / "picture.png").stat().st_size > 10_000

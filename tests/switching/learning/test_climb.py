@@ -1,0 +1,261 @@
+"""Where fits end: proper maxima, whatever the units; saddles left, flat and unbounded directions named."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from exptilt.switching import (
+    FitStatus,
+    SwitchingLinearGaussian,
+    fit_parameters,
+    local_level,
+    markov_autoregression,
+    markov_regression,
+)
+from exptilt.switching.learning.climb import climb, hessian
+
+DATA = Path(__file__).parents[2] / "data"
+HAMILTON = json.loads((DATA / "reference_hamilton_growth.json").read_text("utf-8"))
+
+
+def switching_series(seed, levels, deviations, T, stay=(0.95, 0.9)):
+    """A series of two regimes."""
+    rng = np.random.default_rng(seed)
+    regime = np.zeros(T, dtype=int)
+    for t in range(1, T):
+        regime[t] = regime[t - 1] if rng.random() < stay[regime[t - 1]] else 1 - regime[t - 1]
+    return np.array(levels)[regime] + np.array(deviations)[regime] * rng.normal(size=T)
+
+
+def level_model(offsets, variances):
+    """No state: a level and a variance a regime."""
+    return SwitchingLinearGaussian(
+        transition=[[0.9, 0.1], [0.1, 0.9]],
+        dynamics=[[0.0]],
+        process_noise=[[0.0]],
+        observation=[[0.0]],
+        observation_noise=np.reshape(variances, (2, 1, 1)),
+        initial_mean=[0.0],
+        initial_covariance=[[0.0]],
+        initial_probability=[0.5, 0.5],
+        observation_offset=np.reshape(offsets, (2, 1)),
+        start="first",
+    )
+
+
+NO_STATE = ("dynamics", "process_noise", "observation")
+
+
+@pytest.mark.parametrize("starts", [1, 5])
+def test_hamiltons_series_ends_at_a_maximum(starts):
+    """One start ends at the published maximum, the default starts at the higher one of statsmodels."""
+    fit = markov_autoregression(HAMILTON["growth"], order=4, switching="intercept", starts=starts)
+    want = HAMILTON["published_log_likelihood" if starts == 1 else "higher_maximum_log_likelihood"]
+    assert fit.log_likelihood == pytest.approx(want, abs=2e-5)
+    assert fit.status is FitStatus.CONVERGED
+    assert fit.reason == ""
+    assert fit.gradient_norm < 1e-4
+    assert (fit.eigenvalues > 0).all()
+    assert fit.same_end == sum(abs(end - fit.log_likelihood) < 1e-4 for end in fit.restarts) >= 1
+    assert all(np.isfinite(fit.standard_errors[name]).all() for name in ("intercept", "autoregression"))
+    assert f"{fit.same_end} of {starts} starts ended here" in fit.summary()
+
+
+def test_a_saddle_is_left():
+    """At 0 the slope vanishes, as every climb that looks at slopes or rises alone would stop there."""
+
+    def evaluate(x):
+        value = (x[0] ** 2 - 1) ** 2 + 10 * x[1] ** 2
+        return float(value), np.array([4 * x[0] * (x[0] ** 2 - 1), 20 * x[1]])
+
+    end = climb(evaluate, np.zeros(2), 100, 1e-9, False)
+    assert end.status is FitStatus.CONVERGED
+    np.testing.assert_allclose(np.abs(end.point), [1.0, 0.0], atol=1e-4)
+    np.testing.assert_allclose(end.inverse, np.diag([1 / 8, 1 / 20]), rtol=1e-3, atol=1e-6)
+
+
+def test_a_flat_direction_is_no_maximum():
+    end = climb(lambda x: (float(x[0] + x[1]) ** 2, 2 * x.sum() * np.ones(2)), np.ones(2), 100, 1e-9, False)
+    assert end.status is FitStatus.STALLED
+    assert "cannot be told apart" in end.reason
+    end = climb(lambda x: (float(x[0] ** 2), np.array([2 * x[0], 0.0])), np.ones(2), 100, 1e-9, False)
+    assert (end.status, end.which) == (FitStatus.STALLED, 1)
+    assert "does not depend on" in end.reason
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_hessian_whatever_the_units(scale):
+    """Central differences with steps of each number's own size, beside a level of 1e5."""
+
+    def evaluate(x):
+        z = (x - 1e5 * scale) / scale
+        return float(np.cosh(z).sum() + z[0] * z[1] / 2), (np.sinh(z) + z[::-1] / 2) / scale
+
+    found, told = hessian(evaluate, np.full(2, 1e5 * scale))
+    np.testing.assert_allclose(found * scale**2, [[1.0, 0.5], [0.5, 1.0]], rtol=1e-4)
+    assert told.all()
+
+
+@pytest.mark.parametrize(("times", "plus"), [(1e6, 0.0), (1e-3, 0.0), (1.0, 1000.0), (2.0**20, 0.0)])
+def test_units_and_origin_do_not_matter(times, plus):
+    """The likelihood changes by the Jacobian alone, whichever start wins."""
+    rng = np.random.default_rng(3)
+    y = np.repeat(rng.normal(0, 2, 12), 12) + rng.normal(size=144)
+    options = {"regimes": 3, "switching": ("intercept", "deviation"), "starts": 3}
+    one, other = markov_regression(y, **options), markov_regression(times * y + plus, **options)
+    assert other.log_likelihood + 144 * np.log(times) == pytest.approx(one.log_likelihood, abs=1e-6)
+    want = times * one.estimates["intercept"] + plus
+    np.testing.assert_allclose(other.estimates["intercept"], want, rtol=1e-5)
+    assert other.status is one.status
+
+
+@pytest.mark.parametrize("method", ["em", "mle"])
+def test_units_of_a_general_fit(method):
+    y = switching_series(1, (0.0, 2.0), (1.0, 1.5), 120)
+    ends = []
+    for times in (1.0, 1e6):
+        model = level_model(np.array([0.5, 1.0]) * times, np.array([1.0, 1.2]) * times**2)
+        options = {"fixed": NO_STATE, "restarts": 2, "generator": torch.Generator().manual_seed(0)}
+        fit = model.fit(times * y, method=method, **options)
+        assert fit.status is FitStatus.CONVERGED
+        ends.append(np.array(fit.restarts) + 120 * np.log(times))
+    np.testing.assert_allclose(ends[0], ends[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("level", [1e5, 1e8])
+def test_standard_errors_beside_a_large_level(level):
+    y = switching_series(2, (0.0, 3.0), (1.0, 1.0), 200)
+    y = np.round(y * 2**20) / 2**20
+    near, far = (markov_regression(y + shift, switching="intercept", starts=1) for shift in (0.0, level))
+    model = level_model([0.0, 3.0], [1.0, 1.0])
+    em_near, em_far = (
+        model.replace(observation_offset=model.observation_offset + shift).fit(y + shift, fixed=NO_STATE)
+        for shift in (0.0, level)
+    )
+    for one, other in ((near, far), (em_near, em_far)):
+        for name, errors in one.standard_errors.items():
+            assert np.isfinite(errors).all()
+            np.testing.assert_allclose(other.standard_errors[name], errors, rtol=1e-3, err_msg=name)
+
+
+def test_standard_errors_of_numbers_with_a_large_level():
+    """One Gaussian: errors are s / √T and s / √(2T)."""
+    y = np.random.default_rng(0).normal(size=400) + 1e5
+
+    def build(x):
+        one = torch.ones(1, 1, dtype=torch.float64)
+        return SwitchingLinearGaussian(
+            transition=one,
+            dynamics=0 * one,
+            process_noise=0 * one,
+            observation=0 * one,
+            observation_noise=x[1].exp().reshape(1, 1) ** 2,
+            initial_mean=0 * one[0],
+            initial_covariance=0 * one,
+            initial_probability=one[0],
+            observation_offset=x[:1],
+        )
+
+    fit = fit_parameters(build, [1e5 + 3, 0.0], y)
+    assert fit.status is FitStatus.CONVERGED
+    np.testing.assert_allclose(fit.standard_errors, [y.std() / 20, 1 / np.sqrt(800)], rtol=1e-4)
+
+
+def test_regressors_with_a_large_mean():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=150)
+    y = switching_series(5, (0.0, 4.0), (1.0, 1.0), 150) + 2 * x
+    near, far = (markov_regression(y, x + shift, switching="intercept", starts=2) for shift in (0.0, 1e5))
+    assert far.log_likelihood == pytest.approx(near.log_likelihood, abs=1e-6)
+    np.testing.assert_allclose(
+        far.standard_errors["coefficients"], near.standard_errors["coefficients"], rtol=1e-3
+    )
+
+
+def test_an_unbounded_likelihood_is_named_and_a_bounded_fit_returned():
+    """Three equal points: a regime of theirs has any likelihood one likes."""
+    y = np.random.default_rng(10).normal(size=100)
+    y[[20, 50, 80]] = 3.0
+    fit = markov_regression(y, switching=("intercept", "deviation"))
+    assert fit.status is FitStatus.DEGENERATE
+    assert "deviation of regime 1 has shrunk" in fit.reason
+    assert "at least 0.05 of the data's deviation" in fit.reason
+    assert fit.estimates["deviation"].min() > 0.01
+    assert fit.log_likelihood < -100
+    found = fit.model.filter(fit.y, method="imm").log_likelihood
+    assert found == pytest.approx(fit.log_likelihood, abs=1e-3)
+    assert np.isfinite(fit.standard_errors["intercept"]).all()
+    for method in ("em", "mle"):
+        start = level_model([0.0, 3.0], [1.0, 1e-4])
+        fit = start.fit(y, fixed=NO_STATE, method=method)
+        assert fit.status is FitStatus.DEGENERATE
+        assert "observation_noise of regime 1" in fit.reason
+        assert np.isfinite(fit.log_likelihood)
+
+
+def test_a_noise_of_zero_may_be_a_maximum():
+    """A wandering level seen without noise: the irregular variance goes to 0, and that is no fault."""
+    y = np.cumsum(np.random.default_rng(1).normal(size=200))
+    y = y - 0.3 * np.concatenate([[0], np.diff(y)])
+    fit = local_level(y, regimes=1, switching=(), starts=1)
+    assert fit.status is FitStatus.CONVERGED
+    assert fit.estimates["irregular"][0] < 1e-3 * fit.estimates["level"][0]
+    assert np.isfinite(fit.standard_errors["level"]).all()
+
+
+def test_regressors_that_cannot_be_told_apart_are_named():
+    rng = np.random.default_rng(6)
+    y, x = rng.normal(size=60), rng.normal(size=(60, 3))
+    x[:, 2] = 2 * x[:, 0] - x[:, 1] + 5
+    with pytest.raises(ValueError, match=r"column 2 is a combination of \[0, 1\] and a constant"):
+        markov_regression(y, x)
+    x[:, 2] = 7.0
+    with pytest.raises(ValueError, match="column 'c' is constant"):
+        markov_regression(y, pd.DataFrame(x, columns=list("abc")))
+    with pytest.raises(ValueError, match="transition_inputs: column 0 is constant"):
+        markov_regression(y, transition_inputs=np.ones(60))
+    model = level_model([0.0, 1.0], [1.0, 1.0]).replace(observation_input=np.zeros((2, 1, 2)))
+    with pytest.raises(ValueError, match=r"inputs: column 1 is a combination of \[0\]"):
+        model.fit(y, inputs=np.stack([x[:, 0], 3 * x[:, 0]], 1), fixed=NO_STATE, method="mle")
+
+
+def test_circular_constraints_are_refused_and_others_put_in_order():
+    y = switching_series(7, (0.0, 3.0), (1.0, 2.0), 120)
+    circle = ["intercept[0] = -intercept[1]", "intercept[1] = 2 * intercept[0] + 1"]
+    with pytest.raises(ValueError, match="depend on each other in a circle"):
+        markov_regression(y, constraints=circle, switching=("intercept", "deviation"))
+    texts = ["deviation[0] = intercept[1]", "intercept[1] = intercept[0] + 3"]
+    for order in (texts, texts[::-1]):
+        fit = markov_regression(y, constraints=order, switching=("intercept", "deviation"), starts=1)
+        assert fit.estimates["deviation"][0] == pytest.approx(fit.estimates["intercept"][1], rel=1e-9)
+
+
+@pytest.mark.parametrize("regimes", [1, 2])
+def test_two_observations_are_too_few(regimes):
+    with pytest.raises(ValueError, match="parameters from 2 observations"):
+        markov_regression([1.0, 2.0], regimes=regimes)
+    with pytest.raises(ValueError, match="parameters from 2 observations"):
+        local_level([1.0, 2.0], regimes=2)
+    with pytest.raises(ValueError, match="parameters from 2 observations"):
+        level_model([0.0, 1.0], [1.0, 1.0]).fit([1.0, 2.0], fixed=NO_STATE)
+
+
+@pytest.mark.slow
+def test_intervals_cover_as_often_as_they_say():
+    """500 series of 600 steps: intervals of 95 % hold the truth between 93 and 97 times in 100."""
+    truth = np.array([0.0, 5.0, 1.0, 1.5, 0.85, 0.75])
+    inside = np.zeros(6)
+    for seed in range(500):
+        y = switching_series(seed, truth[:2], truth[2:4], 600, truth[4:])
+        fit = markov_regression(y, switching=("intercept", "deviation"), starts=1)
+        values, errors = (
+            np.concatenate([table["intercept"], table["deviation"], np.diagonal(table["transition"])])
+            for table in (fit.estimates, fit.standard_errors)
+        )
+        assert fit.status is FitStatus.CONVERGED
+        inside += np.abs(values - truth) < 1.959964 * errors
+    assert ((inside / 500 > 0.93) & (inside / 500 < 0.97)).all(), inside / 500
