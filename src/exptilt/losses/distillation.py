@@ -266,7 +266,7 @@ def _vocabulary(
     hidden, weight = tensors["hidden"], tensors["weight"]
     assert hidden is not None
     assert weight is not None
-    marks = torch.ones(hidden.shape[:-1], dtype=torch.bool) if counted is None else counted
+    marks = hidden.new_ones(hidden.shape[:-1], dtype=torch.bool) if counted is None else counted
     if top is not None and group is not None:
         marks = torch.cat([marks.reshape(-1).long(), top[0].reshape(-1).long()])
     teacher = {name: x for name, x in tensors.items() if name.startswith("teacher")}
