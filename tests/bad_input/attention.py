@@ -79,6 +79,8 @@ ROWS = [
     (lambda: propagate(**CARRIED | {"reading": "sum"}), "reading", "reading is 'sum'"),
     (lambda: propagate(**CARRIED | {"form": "banded"}), "form", "form is 'banded'"),
     (lambda: propagate(**CARRIED | {"key": torch.ones(1, 3, 2)}), "key", "positions"),
+    (lambda: xt.compact(torch.ones(1, 4, 2), torch.ones(1, 4, 2), 0), "budget", "budget is 0"),
+    (lambda: xt.compact(torch.ones(1, 4, 2), torch.ones(1, 4, 2), 5), "budget", "budget is 5"),
     (
         lambda: Moments(torch.ones(4, 2), torch.ones(4, 3)),
         "covariance",

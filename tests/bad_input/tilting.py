@@ -111,6 +111,12 @@ ROWS = [
     (lambda: xt.log_normalizer(Q.long(), K), "query", "log_normalizer: query"),
     (lambda: xt.fisher_vector_product(Q, K, Q[..., :4]), "vector", "fisher_vector_product: vector"),
     (lambda: xt.fisher_vector_product(Q, K, [1.0]), "vector", "fisher_vector_product: vector is list"),
+    (lambda: xt.unmerge(part(2, 3, False), part(2, 4, False)), "part", "same queries"),
+    (
+        lambda: xt.leave_one_out(torch.ones(1, 2, 3), torch.ones(1, 4, 2), torch.ones(1, 4, 2)),
+        "key",
+        "dimension",
+    ),
     (lambda: xt.merge([]), "parts", "no parts"),
     (lambda: xt.merge([part(2, 3, False), part(2, 4, False)]), "queries", "same queries"),
     (lambda: xt.merge([part(2, 3, True)] * 2), "key_mass", "key_mass"),

@@ -23,7 +23,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt.tilting import AttentionResult, attend, merge
 
 METHODS = ("collapse", "subset")
-ROUNDS = 6  # of k-means; the study found no gain beyond
+ROUNDS = 6  # of k-means
 PRIOR = 1e-3  # queries' worth of mass at which a cluster that no query attends to counts its keys
 
 

@@ -3,7 +3,7 @@
 import sys
 
 from exptilt._support.former import former_names
-from exptilt.lens import edits as edits
+from exptilt.lens import edits
 from exptilt.lens.differentiable import differentiable
 from exptilt.lens.heads.kinds import HeadKind
 from exptilt.lens.inputs.media import Picture
@@ -13,7 +13,7 @@ from exptilt.lens.studying.study import study
 from exptilt.lens.training.clip import clip_qk_
 from exptilt.lens.training.monitor import TrainingMonitor
 from exptilt.lens.watching.record import Record
-from exptilt.lens.watching.transformers_hook import register as register
+from exptilt.lens.watching.transformers_hook import register
 from exptilt.lens.watching.watch import NothingSeenError, watch
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "clip_qk_",
     "compare",
     "differentiable",
+    "edits",
+    "register",
     "study",
     "watch",
 ]
