@@ -1,6 +1,6 @@
 """exptilt: softmax attention is an exponential family, and everything follows from its log-normalizer.
 
-    G(q) = log Σ_j e^{<k_j, q>},   attention = ∇G,   uncertainty = ∇²G
+    G(q) = log Σ_j e^{⟨k_j, q⟩},   attention = ∇G,   uncertainty = ∇²G
 
 The names below are loaded on first use (PEP 562), so `import exptilt` costs nothing, `exptilt --help` answers
 at once, and plotting or model libraries are imported only by those who call for them. To add a public name:

@@ -3,7 +3,7 @@ r"""Small linear algebra that the families share.
 A symmetric matrix has D(D+1)/2 free entries. `pack` lays them out as a vector with the off-diagonal ones
 times √2, so that
 
-    <pack(A), pack(B)> = trace(A B)
+    ⟨pack(A), pack(B)⟩ = trace(A B)
 
 and a matrix-valued statistic becomes a flat, minimal one. `check_covariance` is the one place where a
 covariance is judged: it says which matrix of the batch fails and by how much. `repaired` mends one on request

@@ -1,10 +1,10 @@
 r"""Many keys replaced by a few whose log-normalizer and mean value agree.
 
 A cluster C of keys answers a query with Σ_{j∈C} e^{s_j} and with the mean of its values. One key k̄ with a
-log-weight b and a value v̄ stands for it where b + <q, k̄> ≈ G_C(q) = log Σ_{j∈C} e^{<q, k_j>} for the
+log-weight b and a value v̄ stands for it where b + ⟨q, k̄⟩ ≈ G_C(q) = log Σ_{j∈C} e^{⟨q, k_j⟩} for the
 queries that will come. `compact` sees m_j, the attention that key j gets from given queries, and takes
 
-    k̄ = Σ w_j k_j,   v̄ = Σ w_j v_j,   w_j ∝ m_j within C,   e^b = Σ_{j∈C} Σ_i p_ij / Σ_i e^{<q_i, k̄> − G_i}
+    k̄ = Σ w_j k_j,   v̄ = Σ w_j v_j,   w_j ∝ m_j within C,   e^b = Σ_{j∈C} Σ_i p_ij / Σ_i e^{⟨q_i, k̄⟩ − G_i}
 
 so that the mass of the cluster, and with it its part of the mean output, is right on average over these
 queries: the projection of the cluster's measure, tilted as the queries tilt it, onto one weighted point. The
@@ -39,7 +39,7 @@ class Compact:
         error: ``(..., Hq)``, relative error of the output over the queries given to `compact`, as a root mean
             square; None without queries.
         error_log_normalizer: ``(..., Hq)``, root mean square error of G over them, in nats; None without.
-        scale: factor of <q,k> that the weights belong to.
+        scale: factor of ⟨q,k⟩ that the weights belong to.
     """
 
     key: Tensor
@@ -111,7 +111,7 @@ def compact(
             heaviest keys only.
         keep: share of the budget for keys that stay as they are, from 0 to 1; for ``collapse``.
         log_weight: ``(..., Hkv, K)``, of keys that stand for others already.
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
 
     Returns:
         `Compact`, with the errors measured on `queries`. Nothing is differentiated.

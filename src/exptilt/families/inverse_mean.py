@@ -1,6 +1,6 @@
 r"""Derivatives of the log-normalizer, and the inverse of the mean map.
 
-The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − <m, η> with damped Newton
+The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − ⟨m, η⟩ with damped Newton
 steps
 
     η ← η − t ∇²G(η)⁻¹ (∇G(η) − m),     t = 1, ½, ¼, ... until F falls enough (Armijo).
@@ -10,7 +10,7 @@ the residual still falls to zero, so a small residual proves nothing; but Newton
 instead of shrinking quadratically. A problem counts as solved only when the residual is within the tolerance
 *and* the step has shrunk. Outside, of points x_n with masses w_n,
 
-    F(η) = log Σ_n w_n e^{<x_n − m, η>} < min_n log w_n     proves     <x_n − m, η> < 0 for every n:
+    F(η) = log Σ_n w_n e^{⟨x_n − m, η⟩} < min_n log w_n     proves     ⟨x_n − m, η⟩ < 0 for every n:
 
 η separates m from all points, and the search ends. For each unsolved problem the measure then says how far m
 is outside, or that m is on the boundary (all points lie on one side of a hyperplane through m). If neither is
@@ -238,7 +238,7 @@ class Frame(NamedTuple):
         return matvec(self.basis, move)
 
     def away(self, offset: Tensor) -> tuple[Tensor, Tensor]:
-        """The η along the flat directions that points to a mean off by ``offset``, and <offset, η>."""
+        """The η along the flat directions that points to a mean off by ``offset``, and ⟨offset, η⟩."""
         components = matvec(self.normal.mT, offset)
         return matvec(self.normal, components), dot(components, components)
 

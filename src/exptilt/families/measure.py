@@ -1,9 +1,9 @@
 r"""A measure h, tilted.
 
-    G(η) = log ∫ h(x) e^{<t(x), η>} dx,     ∇G(η) = E_η[t],     ∇²G(η) = Cov_η[t]
+    G(η) = log ∫ h(x) e^{⟨t(x), η⟩} dx,     ∇G(η) = E_η[t],     ∇²G(η) = Cov_η[t]
 
 `Measure` is a frozen dataclass of tensors whose leading axes are batch. A subclass gives the log-normalizer G
-and the tilted measure h(x) e^{<t(x),η>−G(η)}; everything else follows here: mean, covariance,
+and the tilted measure h(x) e^{⟨t(x),η⟩−G(η)}; everything else follows here: mean, covariance,
 the inverse of the mean map, the Bregman divergence of G and its conjugate G*. A subclass that knows a closed
 form gives it in the hook of the same name with an underscore; the laws in `tests/laws` hold each against the
 derivative.
@@ -64,7 +64,7 @@ class Measure(Fields, EventMoments, InnerDraws):
 
     @abstractmethod
     def _tilt(self, eta: Tensor) -> Self:
-        """The measure h e^{<t,η>}, normalised where the class holds normalised measures."""
+        """The measure h e^{⟨t,η⟩}, normalised where the class holds normalised measures."""
 
     @abstractmethod
     def _log_prob(self, x: Any) -> Tensor:
@@ -165,7 +165,7 @@ class Measure(Fields, EventMoments, InnerDraws):
         return None
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """G* on the boundary of the hull; ``reached (...)`` is <m,η> − G(η) where Newton's method stopped."""
+        """G* on the boundary of the hull; ``reached (...)`` is ⟨m,η⟩ − G(η) where Newton's method stopped."""
         return reached
 
     def _face(self, mean: Tensor, where: Tensor) -> "Measure | None":
@@ -179,7 +179,7 @@ class Measure(Fields, EventMoments, InnerDraws):
     # Common to all measures.
 
     def log_normalizer(self, eta: Tensor) -> Tensor:
-        """G(η) = log ∫ h(x) e^{<t(x),η>}.
+        """G(η) = log ∫ h(x) e^{⟨t(x),η⟩}.
 
         Args:
             eta: ``(..., D)``.
@@ -227,7 +227,7 @@ class Measure(Fields, EventMoments, InnerDraws):
         return self._covariance_product(eta, vector)
 
     def tilt(self, eta: Tensor) -> Self:
-        """The measure h(x) e^{<t(x),η>}, of the same class; ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
+        """The measure h(x) e^{⟨t(x),η⟩}, of the same class; ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
 
         Args:
             eta: ``(..., D)``, finite; its batch axes broadcast with those of the measure.
@@ -262,7 +262,7 @@ class Measure(Fields, EventMoments, InnerDraws):
         return self._natural(mean, tolerance, max_steps)
 
     def conjugate(self, mean: Tensor) -> Tensor:
-        """G*(m) = sup_η <m,η> − G(η).
+        """G*(m) = sup_η ⟨m,η⟩ − G(η).
 
         Args:
             mean: ``(..., D)``.
@@ -285,7 +285,7 @@ class Measure(Fields, EventMoments, InnerDraws):
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
-        """B_G(a,b) = G(a) − G(b) − <∇G(b), a−b>, which is KL(p_b ‖ p_a): mind the order.
+        """B_G(a,b) = G(a) − G(b) − ⟨∇G(b), a−b⟩, which is KL(p_b ‖ p_a): mind the order.
 
         Args:
             a: ``(..., D)``.

@@ -1,6 +1,6 @@
 r"""InfoNCE: which of the keys belongs to this query?
 
-    loss_i = G_i − <q_i, k_i>/τ,   G_i = log Σ_j e^{<q_i, k_j>/τ}
+    loss_i = G_i − ⟨q_i, k_i⟩/τ,   G_i = log Σ_j e^{⟨q_i, k_j⟩/τ}
 
 over the keys of the batch and whatever further negatives there are. No matrix of similarities is kept: G
 and its derivatives are streamed, in memory that grows with the batch and not with its square.

@@ -1,6 +1,6 @@
 r"""The primitive: tilt the measure that the keys carry by each query.
 
-    p(j | q) = h_j e^{<q,k_j> scale} / e^{G(q)},   G(q) = log Σ_j h_j e^{<q,k_j> scale},   h = e^{log_weight}.
+    p(j | q) = h_j e^{⟨q,k_j⟩ scale} / e^{G(q)},   G(q) = log Σ_j h_j e^{⟨q,k_j⟩ scale},   h = e^{log_weight}.
 
 `attend` returns the mean of the values under p with the statistics of the scores; `log_normalizer` is G
 alone; `fisher_vector_product` is G's Hessian times a vector: the covariance of the keys under p.
@@ -144,7 +144,7 @@ def attend(
 ) -> AttentionResult:
     r"""Exact softmax attention, with the statistics of its scores from the same sweep over the keys.
 
-        s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,  p_ij = e^{s_ij − G_i},  o_i = Σ_j p_ij v_j
+        s_ij = softcap(scale ⟨q_i, k_j⟩) + bias_ij + log_weight_j,  p_ij = e^{s_ij − G_i},  o_i = Σ_j p_ij v_j
 
     Differentiable in query, key, value, bias, log_weight and sink through every statistic: backwards,
     forwards and twice, in O(n) memory.
@@ -154,7 +154,7 @@ def attend(
             and statistics are float32).
         key: ``(..., Hkv, K, D)``; Hkv divides Hq, and query head h reads key head h // (Hq/Hkv).
         value: ``(..., Hkv, K, Dv)``.
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, the log of each key's own weight h.
         bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores, −inf hides a key.
         mask: booleans that broadcast to ``(..., Hq, Q, K)``; True where a query may see a key.
@@ -231,7 +231,7 @@ def log_normalizer(
     Args:
         query: ``(..., Hq, Q, D)``, or ``(Q, D)``.
         key: ``(..., Hkv, K, D)``; Hkv divides Hq; or ``(K, D)``, if the query is a matrix too.
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, log h of each key.
         bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores.
         mask: booleans that broadcast to ``(..., Hq, Q, K)``; True where a query may see a key.

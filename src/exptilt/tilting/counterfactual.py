@@ -103,7 +103,7 @@ def leave_one_out(
     middle = v.mean(-2, keepdim=True)  # values about their mean: differences of norms lose fewer digits
     v, o = v - middle, known.output.to(wide) - middle
     one = torch.ones_like(o[..., :1])
-    # ‖o − v‖² as one product; with a direction <g, o − v>
+    # ‖o − v‖² as one product; with a direction ⟨g, o − v⟩
     right = torch.cat([v, v.square().sum(-1, keepdim=True), torch.ones_like(v[..., :1])], -1)
     if direction is None:
         left = torch.cat([-2 * o, one, o.square().sum(-1, keepdim=True)], -1)

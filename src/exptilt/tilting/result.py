@@ -222,7 +222,9 @@ def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float =
     """
     if whole.output.shape != part.output.shape:
         got = f"{tuple(whole.output.shape)} and {tuple(part.output.shape)}"
-        raise ArgumentError(f"unmerge: outputs are {got}. Pass results of the same queries and values.")
+        raise ArgumentError(
+            f"unmerge: the outputs of whole and part are {got}. Pass results of the same queries and values."
+        )
     w = share_of(part, whole)
     eps = torch.finfo(w.dtype).eps
     if is_concrete(w):

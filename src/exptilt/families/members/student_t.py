@@ -2,7 +2,7 @@ r"""The multivariate Student t: a Gaussian whose precision is multiplied by a Ga
 
     x | w ~ N(μ, S/w),   w ~ Gamma(ν/2, ν/2)     gives     p(x) ∝ (1 + (x−μ)'S⁻¹(x−μ)/ν)^{−(ν+D)/2}
 
-With known degrees of freedom ν it is no exponential family, and it cannot be tilted: E e^{<x,η>} is infinite
+With known degrees of freedom ν it is no exponential family, and it cannot be tilted: E e^{⟨x,η⟩} is infinite
 for every η but 0. So it is a law with a density, draws, moments and entropy, but no `Measure`. `fit` finds it
 from data; `project` gives the nearest Gaussian, which has the same first two moments.
 """

@@ -1,6 +1,6 @@
 r"""Recurrent switching: the next mode depends on the state, by attention over modes.
 
-    P(s_{t+1} = j | s_t = i, x_t) = softmax_j(log π_ij + <R_j, x_t>)
+    P(s_{t+1} = j | s_t = i, x_t) = softmax_j(log π_ij + ⟨R_j, x_t⟩)
 
 The state is the query, the rows of R are keys, and the transition matrix gives each key its weight; all else
 is a switching linear-Gaussian model. (Where all rows of π are softmax(r), this is softmax(R x + r).) Before
