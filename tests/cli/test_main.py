@@ -34,9 +34,9 @@ COMMANDS = [line for line in PRINTED if not line.startswith("pip ")]  # what pip
 # Other tests, or another command of the list, do the same with less.
 LONG = {
     "exptilt switch examples/data/gnp.csv",
-    "exptilt switch examples/data/gnp.csv --modes 2 --forecast 8 --out report",
+    "exptilt switch examples/data/gnp.csv --lags 1 --forecast 8 --out report",
     "exptilt report minilm --max-tokens 512 --out report",
-    "exptilt claims B5 --set dimensions=3",
+    "exptilt claims B5a --set dimensions=3",
 }
 
 

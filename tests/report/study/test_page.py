@@ -116,7 +116,7 @@ def test_every_number_is_in_a_table_without_scripts(made, html):
             assert f'data-value="{float(value)!r}"' in html
     for value in made.layers["norm"].value:
         assert f'data-value="{float(value)!r}"' in html
-    assert f'<td data-value="{float(made.training.loss[0])!r}">' in html
+    assert re.search(f'<td data-label="[^"]+" data-value="{float(made.training.loss[0])!r}">', html)
     assert made.notes[0] in html
     assert "not monotone" in html
 

@@ -166,6 +166,7 @@ class Intercepted:
         self.name, self.modules, self.masks = type(self.model).__name__, Modules(self.model), Readings()
         self.busy = False  # at work on an attention call
         self.ran = False  # whether the model was called at all
+        self.attended = False  # whether any of its attention was seen, here or by an interception inside
         self._turns: dict[tuple[nn.Module | None, str], int] = {}
 
     @property
@@ -175,12 +176,19 @@ class Intercepted:
 
     def work_out(self, request: Request) -> Tensor:
         """The output of a call, ``(batch, Hq, Q, Dv)``."""
+        self.mark_attended()
         self.before_attention()
         self.busy = True
         try:
             return self.attend(request)
         finally:
             self.busy = False
+
+    def mark_attended(self) -> None:
+        """Note that attention was seen, for the interceptions around this one too."""
+        self.attended = True
+        if self.outer is not None:
+            self.outer.mark_attended()
 
     def keep_shape(self, module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
         """Remember the shape of the first tensor that a module is given; a softmax may be asked its batch."""

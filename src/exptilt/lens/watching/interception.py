@@ -48,7 +48,9 @@ class _Hook:
         self.function = function
 
     def __call__(self, *arguments: Any) -> None:
-        self.function(*arguments)
+        # If a hook before this one removes it, torch still calls it this once, but without keywords.
+        if len(arguments) == 3:
+            self.function(*arguments)
 
     def __reduce__(self) -> Any:
         return partial, (_nothing,)

@@ -99,6 +99,7 @@ class Softmaxes:
         query, key = scores.new_zeros(batch, heads, Q, 1), scores.new_zeros(batch, heads, K, 1)
         request = Request(found.module, self.model.kind(found.module), query, key, key, {"scale": 1.0})
         read_dense(scores, request, self.model.own_queries(request))
+        self.model.mark_attended()
         self.model.look_at(request)
 
     def _batch(self, module: nn.Module | None, scores: Tensor) -> int:
