@@ -45,7 +45,7 @@ def test_it_fits_and_is_accessible(browser, address, width, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator(".claim").count() == len(IDS)
     corrected = [id for id in IDS if claims.find(id).printed]  # as printed and corrected, side by side
-    assert page.locator("math").count() == len(IDS) + len(corrected) > len(IDS)
+    assert page.locator(".maths:has(math)").count() == len(IDS) + len(corrected) > len(IDS)
     assert page.get_by_text("\\").count() == 0  # no LaTeX is left over
     boxes = [figure.bounding_box() for figure in page.locator(".claim figure svg").all()]
     assert len(boxes) == len(IDS)
