@@ -58,7 +58,7 @@ class Laws:
 
     def known(self, name: str) -> Any:
         """What only some filters know, by the name of the property that shows it."""
-        raise ArgumentError(f"{name} is known of linear modes alone. Use the moments by mode, or forecast.")
+        raise ArgumentError(f"{name} exists for linear modes only. Use the moments by mode, or forecast.")
 
     def refuse_grad(self, what: str) -> None:
         """Raise if a derivative is wanted."""
@@ -66,7 +66,7 @@ class Laws:
     def forecast(self, post: Any, steps: int, inputs: SeriesLike | None, level: float) -> Forecast:
         """What comes after the data of a filter."""
         raise ArgumentError(
-            "forecast: beliefs in a family have draws of what comes: model.forecast(post, steps)."
+            "forecast: for beliefs in a family, call model.forecast(post, steps), which draws the future."
         )
 
 
@@ -292,5 +292,7 @@ class Smoothed(ByMode):
         diagonal.
         """
         if self._pairs is None:
-            raise ArgumentError("pair_probability is not worked out for modes that are functions.")
+            raise ArgumentError(
+                "pair_probability is not available for modes that are functions. Use a linear model for it."
+            )
         return arrange(self._pairs, self.data, None)

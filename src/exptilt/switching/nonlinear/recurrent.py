@@ -103,7 +103,9 @@ class RecurrentSwitching:
             raise _check.refuse(f"recurrence has shape {R.shape}. Pass {wanted}: a row a mode.")
         _check.finite("recurrence", R)
         if self.model.maps is not None:
-            raise _check.refuse("modes read each other's states through maps, which is not known here.")
+            raise _check.refuse(
+                "the model has maps between modes, which are not supported here. Pass a model without maps."
+            )
         object.__setattr__(self, "recurrence", R)
 
     @property

@@ -70,7 +70,7 @@ class Plan:
         problem = prepare(quiet, blank, None, "online")
         if problem.wants_grad:
             raise ArgumentError(
-                "online: its steps have no derivative, and a parameter requires one. Use filter, or begin "
+                "online: online steps have no derivative, and a parameter requires one. Use filter, or begin "
                 "under torch.no_grad()."
             )
         self.p, self.diffuse = KeptParameters(*problem.parameters), problem.diffuse
@@ -163,7 +163,7 @@ class Plan:
     def restored(cls, kept: Mapping[str, np.ndarray], about: Mapping[str, Any], model: Any) -> "Plan":
         """The plan that `stored` wrote."""
         if model is not None:
-            raise ArgumentError("OnlineState.load: the file has its models in it. Pass no model.")
+            raise ArgumentError("OnlineState.load: the file already contains its models. Leave model out.")
         models = []
         for k in range(about["models"]):
             lead = f"model.{k}."

@@ -83,7 +83,7 @@ class OnlineState:
 
     def __init__(self) -> None:
         raise ArgumentError(
-            "OnlineState: it is not made by itself. Call online of a model, or OnlineState.begin(model)."
+            "OnlineState cannot be constructed directly. Call model.online() or OnlineState.begin(model)."
         )
 
     @classmethod
@@ -132,7 +132,7 @@ class OnlineState:
         if (plan.steps is not None or plan.first) and len(set(data.lengths.tolist())) > 1:
             raise ArgumentError(
                 "online: the series end at different steps, and the model depends on the step. "
-                "Go on from each of them alone."
+                "Continue each series by itself."
             )
         if not np.isfinite(post._end[2]).all():
             raise ArgumentError(
@@ -339,7 +339,9 @@ class OnlineState:
                 kept = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except library.SafetensorError as problem:
             got = f"{path} is not a whole safetensors file ({problem})"
-            raise ArgumentError(f"OnlineState.load: {got}. It was cut, or is something else.") from None
+            raise ArgumentError(
+                f"OnlineState.load: {got}. The file is truncated, or is not an online state."
+            ) from None
         about = json.loads(said["about"])
         if about.get("kind", "linear") == "linear":
             plan = Plan.restored(kept, about, model)
