@@ -42,7 +42,7 @@ EXACT = 1e-6  # a larger bound is not rounding
 
 
 class Verdict(Enum):
-    """What the numbers say of a claim; the value is its text."""
+    """Verdict on a claim, from its numbers; the value is its text."""
 
     EXACT = "holds exactly"
     CORRECTED = "holds with a correction"
@@ -225,7 +225,7 @@ class Picture(NamedTuple):
 
 
 def axes(title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> Picture:
-    """A picture as yet without lines."""
+    """A picture without lines, which are added later."""
     return Picture(title, x, y, (), log_x, log_y)
 
 

@@ -111,7 +111,7 @@ def attention_as_imm(
 
 @dataclass(frozen=True)
 class HeadFilter:
-    """What a head is as a chain of tokens.
+    """A head as a Markov chain of tokens: stationary law, entropy of a step, second eigenvalue.
 
     Attributes:
         stationary: ``(..., heads, n)``, the law π = πB of where attention comes from in the long run.

@@ -34,7 +34,7 @@ LEAST = 1e-6  # discount: below it nothing is left of what was known
 
 
 class Chosen:
-    """What is learned of a model, and the numbers that stand for it."""
+    """Learned parameters of a model, and the vector of free numbers that stands for them."""
 
     def __init__(self, model: "SwitchingFamily", fixed: Sequence[str]) -> None:
         self.moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
@@ -56,7 +56,7 @@ class Chosen:
         self.free = Free(self.begin, masks, bounds=bounds) if masks else None
 
     def natural(self, theta: Tensor) -> dict[str, Tensor]:
-        """What the numbers stand for, by name."""
+        """Parameters by name, from the vector of free numbers."""
         assert self.free is not None
         out = self.free.natural(theta)
         if "discount" in out:

@@ -29,7 +29,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Constraint:
-    """One constraint: `name[where]` is what `right` says."""
+    """One constraint: `name[where]` is computed by the expression `right`."""
 
     text: str
     name: str
@@ -95,7 +95,7 @@ def _in_order(constraints: list[Constraint], values: Mapping[str, np.ndarray]) -
 def apply_constraints(
     constraints: Sequence[Constraint], masks: Mapping[str, np.ndarray], named: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`named`, all parameters, with what the constraints say put in."""
+    """All parameters, with the constrained entries computed from the others."""
     if not constraints:
         return named
     out = dict(named)

@@ -38,7 +38,7 @@ GROUPS = tuple(
 
 
 class Sums(NamedTuple):
-    """What a regression on z needs, by mode; r is what the present Θ leaves of what is regressed."""
+    """Sums for a regression on z, by mode; r is the residual under the present Θ."""
 
     total: np.ndarray  # (M,), how often the mode was met
     zz: np.ndarray  # (M, C, C)

@@ -123,7 +123,7 @@ def residual_tests(residuals: np.ndarray, lags: int | None = None) -> dict[str, 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Fit(Generic[Fitted]):
-    """What was learned, and how far it can be trusted.
+    """A fitted model, with its likelihood, its status and its standard errors.
 
     Attributes:
         model: the fitted model. Of a regression with lags the modes are the regimes of the last order + 1

@@ -52,7 +52,7 @@ class Tilted(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the filter leaves of one series: after each step, and on the way to it."""
+    """Filter results of one series: laws after each step, and tilted laws before it."""
 
     terms: np.ndarray
     log_mode: np.ndarray

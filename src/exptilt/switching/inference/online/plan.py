@@ -38,7 +38,7 @@ class Plan:
     r: int
 
     def _size(self, method: str, batch: int | None, M: int, n: int, m: int) -> None:
-        """Set what sizes and method say."""
+        """Set the attributes that follow from sizes and method."""
         if method not in METHODS:
             raise ArgumentError(f"online: method is {method!r}. Pass one of {[*METHODS]}.")
         self.method, self.batch, self.M, self.n, self.m = method, batch, M, n, m
@@ -88,7 +88,7 @@ class Plan:
     def advance(
         self, matrices: np.ndarray, before: int, y: np.ndarray | None, ahead: bool, begun: bool
     ) -> tuple[np.ndarray, int, int]:
-        """Take the rows at address `before` a step on: new numbers, their address, where it failed or −1.
+        """Rows one step after those at address `before`, their address, and where it failed (or −1).
 
         The numbers are rows up to `end`, and what was seen after that.
 

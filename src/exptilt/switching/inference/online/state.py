@@ -32,7 +32,7 @@ _FORMAT = "exptilt.switching.OnlineState 1"
 
 
 class Innovations(NamedTuple):
-    """What observations say to each mode, before they are used; leading axes are those of the observations.
+    """Innovations of candidate observations in each mode; leading axes are those of the observations.
 
     Attributes:
         innovation: y minus its prediction, ``(..., M, m)``, NaN where y is missing.
@@ -49,7 +49,7 @@ class Innovations(NamedTuple):
 
 
 def _known(take: Callable[[Any], np.ndarray], doc: str) -> Any:
-    """A property made of log probabilities and moments by mode of what is known now."""
+    """A property computed from the current log probabilities and moments by mode."""
     return property(lambda self: self._one(take(self._laws())), doc=doc)
 
 
@@ -64,7 +64,7 @@ def _over_modes(which: int, doc: str) -> Any:
 
 
 class OnlineState:
-    """What is known after some steps of a filter that is fed one observation at a time.
+    """State of a filter that is fed one observation at a time.
 
     Made by `online` of a model, or by `OnlineState.begin` for a list of models. States are not
     changed: each step gives a new one. After `predict` the moments below are those before the next
@@ -114,7 +114,7 @@ class OnlineState:
 
     @classmethod
     def after(cls, post: Any) -> "OnlineState":
-        """The state after the last step of a filter: it goes on where the data end.
+        """The state after the last step of a filter, to continue where the data end.
 
         Args:
             post: what `filter` gave, by "imm", "gpb2" or "gpb1".
@@ -158,7 +158,7 @@ class OnlineState:
         return self._go(self._plan.read(y), True, inputs)
 
     def predict(self, *, inputs: ArrayLike | None = None) -> "OnlineState":
-        """The state before the next observation; called again, a step is left without any.
+        """The state before the next observation; calling it twice skips an observation.
 
         Args:
             inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
@@ -207,7 +207,7 @@ class OnlineState:
         return self._numbers[self._plan.end :].reshape(self._plan.shape) if self._seen else None
 
     def _diffuse_step(self, y: ArrayLike | None, inputs: ArrayLike | None) -> "OnlineState":
-        """Filter all that was seen once more: the steps in which something is diffuse are few."""
+        """The next state, by filtering all observations again: only a few first steps are diffuse."""
         plan, history = self._plan, (*(self._history or ()), (self._plan.read(y).copy(), inputs))
         data = np.stack([row.reshape(plan.members, plan.m) for row, _ in history], 1)
         u = None
@@ -322,7 +322,7 @@ class OnlineState:
 
     @classmethod
     def load(cls, path: str | PathLike[str], model: Any = None) -> "OnlineState":
-        """The state that `save` wrote, with its models: it goes on where it was.
+        """The state that `save` wrote, with its models.
 
         Args:
             path: the file.
