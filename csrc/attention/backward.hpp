@@ -32,8 +32,8 @@
 // for each part of the keys. Keys are cut into parts wherever there are enough of them, and rows are swept in turns
 // (backends/cpu.py), so that copies stay small.
 #pragma once
-#include "mass.hpp"
-#include "tangent.hpp"
+#include "attention/mass.hpp"
+#include "attention/tangent.hpp"
 
 template <class T> class Backward {
   using W = Wide<T>;
