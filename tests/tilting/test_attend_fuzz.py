@@ -21,7 +21,8 @@ SOME, GROSS = 1, 4.0
 # Mixes that were over, by what was lost there: tangents of values far from 0 or of rows that one key or the
 # sink has nearly to itself (r far from Σ p ṡ); <ō,o> that was not the mean of the <ō,v_j> it is subtracted
 # from; the softcap's slope as 1 − tanh², as 1/cosh² where that is inf, or of a rounded score; a gap from the
-# side that weighs less; a mean of scores below −1e15 that were cut off there.
+# side that weighs less; a mean of scores below −1e15 that were cut off there; long sums over queries in the
+# inputs' own precision.
 FOUND = {
     "tangents": (1000201, 1000365, 1001006, 1002065, 1002285, 1002529, 1002823, 2001890),
     "gradients": (1000960, 1001079, 1002126, 1002391, 1002474, 2000691, 2001375),
