@@ -69,9 +69,8 @@ report: native ## write report/index.html and say where it is
 test: native ## run the tests (all but those marked slow)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not zoo" $(TESTS) src README.md docs
 
-# One process with all cores to itself: what is slow is mostly large, or measures.
 test-slow: models native ## run the tests marked slow, and only those
-	@$(BIN)/python -m pytest -m "slow and not zoo" $(TESTS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "slow and not zoo" $(TESTS)
 
 test-zoo: models native ## run the tests that take many minutes: the option fuzz and filters under sanitizers
 	@$(BIN)/python -m pytest -m zoo $(TESTS)

@@ -110,7 +110,7 @@ def found(module, name):
     """What griffe knows of a public name: where several things have that name, the one that is no module."""
     thing = package()[f"{module}.{name}".removeprefix("exptilt.")]
     thing = thing.final_target if thing.is_alias else thing
-    return thing[name] if thing.is_module else thing
+    return thing.members.get(name, thing) if thing.is_module else thing
 
 
 def package():

@@ -290,6 +290,24 @@ def regimes():
         save(figure, "recipe-regimes")
 
 
+def collapse_order():
+    """The error of GPB_k's likelihood over k, for the series of the page and for twenty like it."""
+    seen = typed("switching.md")
+    model, orders = seen["swings"], np.arange(1, 9)
+    with new_figure(7.6, 2.8) as figure:
+        axes = figure.subplots()
+        for seed in range(20):
+            y = model.sample(12, generator=torch.Generator().manual_seed(100 + seed)).y
+            exact = model.filter(y, method="exact").log_likelihood
+            errors = [abs(model.filter(y, method=f"gpb{k}").log_likelihood - exact) for k in orders]
+            axes.semilogy(orders, errors, color="#bbb", linewidth=0.8)
+        axes.semilogy(orders, seen["errors"], color=ORANGE, marker="o")
+        axes.set_ylim(1e-7, 3)
+        axes.set_xticks(orders, [f"{k}\n{2 ** (k - 1)}" for k in orders])
+        caption(axes, "error of the log-likelihood in nats; orange: the series above", "k, and laws kept")
+        save(figure, "switching-collapse-order")
+
+
 PICTURES = {
     "front-hessian": hessian,
     "start-die": die,
@@ -301,6 +319,7 @@ PICTURES = {
     "recipe-derivatives": derivatives,
     "recipe-losses": losses,
     "recipe-regimes": regimes,
+    "switching-collapse-order": collapse_order,
 }
 
 if __name__ == "__main__":

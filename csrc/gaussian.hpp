@@ -156,9 +156,23 @@ INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double o
   return log_determinant + logarithm(product);
 }
 
-// Overwrites the matrix X (m, columns) with S⁻¹ X, S as `factor` left it.
+// Overwrites the matrix X (m, columns) with S⁻¹ X, S as `factor` left it. Where sizes are not known to the
+// compiler, each row is a product of matrices.
 template <class Number, class M, class Columns>
 INLINE void solve(M m, Columns columns, const Number* S, Number* X) {
+  if constexpr (std::is_same_v<Columns, int>) {
+    for (int a = 1; a < m; ++a) {
+      Number* const row = X + a * columns;
+      multiply<-1>(Fixed<1>{}, a, columns, view(S + a * m, 0), X, static_cast<const Number*>(row), row);
+    }
+    for (int a = m - 1; a >= 0; --a) {
+      Number* const row = X + a * columns;
+      for (int i = 0; i < columns; ++i) row[i] = row[i] * S[a * m + a];
+      multiply<-1>(Fixed<1>{}, m - 1 - a, columns, view(S + (a + 1) * m + a, 0, m), row + columns,
+                   static_cast<const Number*>(row), row);
+    }
+    return;
+  }
   for (int a = 1; a < m; ++a)
     for (int b = 0; b < a; ++b)
       for (int i = 0; i < columns; ++i)

@@ -1,14 +1,15 @@
 // Passes over series beyond the filter: smoother, adjoint, particles; and the likelihood of a hidden chain.
 //
-// Numbers are those of four modes at once. A single mode with many states is faster the other way: its
-// matrices are worked on four columns at a time. The smoother is compiled for each small number of states,
-// where that gains a third; for the others it gains less than its compilation is worth.
+// Numbers are those of four modes at once. A single mode, or many states, are faster the other way: matrices
+// are worked on four columns at a time, and a quarter of the memory is in use. The smoother is compiled for
+// each small number of states, where that gains a third; for the others it gains less than its compilation is
+// worth.
 #include "adjoint.hpp"
 #include "chain.hpp"
 #include "particles.hpp"
 #include "smoother.hpp"
 
-static bool by_columns(const Series& run) { return run.modes == 1 && run.states > 4; }
+static bool by_columns(const Series& run) { return run.states > (run.modes == 1 ? 4 : 12); }
 
 EXPTILT_KERNEL(smooth_back, Smoothing) {
   switch (f.run->states) {

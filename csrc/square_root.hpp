@@ -4,8 +4,8 @@
 // the mean of g(x), Y Y' is its covariance and X Y' the cross-covariance:
 //
 //     extended    Y = G L, X = L, G the Jacobian at x; the mean is g(x)
-//     unscented   columns √w (g(x_c) − mean) and √w (x_c − x) for the 2n + 1 points x ± √(n + κ) L_k and x,
-//                 with w = ½/(n + κ), and κ/(n + κ) for x
+//     unscented   columns √w (g(x_c) − mean) and √w (x_c − x) for the 2n + 1 points x ± s L_k and x, with
+//                 w = 1/(2 s²); that of x, and its weight in the mean, are the model's
 //
 // and each step is a matrix [A | B] made triangular by reflections, A A' + B B' = L L', never a difference:
 //
@@ -28,7 +28,9 @@
   place(const double, process_root)       /* (M, n, n) */                                                 \
   place(const double, observation_root)   /* (M, m, m) */                                                 \
   place(const int64_t, angle)             /* (n,), 1 for angles */                                        \
-  place(const int64_t, observation_angle) /* (m,) */
+  place(const int64_t, observation_angle) /* (m,) */                                                      \
+  real(spread) real(center_weight) real(center_share) /* of points: how far they lie, in units of L; */   \
+                                          /* weights of x in the mean and in the covariance */
 EXPTILT_FRAME(NonlinearModes, NONLINEAR_MODES_FIELDS)
 
 // A difference, of angles around the circle.
@@ -125,14 +127,13 @@ class SquareRoot {
     const int widest = pw + nw + (nw > mw ? nw : mw), mixture = modes * nw + rows::padded(modes);
     A = room.take(most * (widest > mixture ? widest : mixture));
     if (!q.unscented) return;
-    // n + κ = 3 matches a Gaussian's fourth moment; positive weights keep covariances positive
-    const double kappa = 3.0 - n > 0.5 ? 3.0 - n : 0.5;
-    spread = std::sqrt(n + kappa);
+    spread = q.spread;
     weight = room.take(pw);
     weight_root = room.take(pw);
     for (int c = 0; c < points; ++c) {
-      weight[c] = (c < 2 * n ? 0.5 : kappa) / (n + kappa);
-      weight_root[c] = std::sqrt(weight[c]);
+      const double one = 0.5 / (spread * spread);
+      weight[c] = c < 2 * n ? one : q.center_weight;
+      weight_root[c] = std::sqrt(c < 2 * n ? one : q.center_share);
     }
   }
 

@@ -1,6 +1,6 @@
 """exptilt: softmax attention is an exponential family, and everything follows from its log-normalizer.
 
-    G(q) = log Σ_j e^{<k_j, q>},   attention = ∇G,   uncertainty = ∇²G
+    G(q) = log Σ_j e^{⟨k_j, q⟩},   attention = ∇G,   uncertainty = ∇²G
 
 The names below are loaded on first use (PEP 562), so `import exptilt` costs nothing, `exptilt --help` answers
 at once, and plotting or model libraries are imported only by those who call for them. To add a public name:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         switching,
         tilting,
     )
-    from exptilt.attention import MultiheadAttention
+    from exptilt.attention import MultiheadAttention, compact
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.lens import differentiable
     from exptilt.tilting import (
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
         attend,
         divergence,
         fisher_vector_product,
+        leave_one_out,
         log_normalizer,
         merge,
+        unmerge,
     )
 
 __version__ = "0.2.0"
@@ -51,14 +53,17 @@ _HOME = {
     "MultiheadAttention": "attention",
     "Tilted": "tilting",
     "attend": "tilting",
+    "compact": "attention",
     "differentiable": "lens",
     "divergence": "tilting",
     "fisher_vector_product": "tilting",
     "kl": "families",
+    "leave_one_out": "tilting",
     "log_normalizer": "tilting",
     "maximum_entropy": "families",
     "merge": "tilting",
     "project": "families",
+    "unmerge": "tilting",
 }
 _FOLDERS = (
     "attention",
@@ -86,6 +91,7 @@ __all__ = [
     "attend",
     "attention",
     "claims",
+    "compact",
     "differentiable",
     "distributed",
     "divergence",
@@ -93,6 +99,7 @@ __all__ = [
     "families",
     "fisher_vector_product",
     "kl",
+    "leave_one_out",
     "lens",
     "log_normalizer",
     "losses",
@@ -104,6 +111,7 @@ __all__ = [
     "sampling",
     "switching",
     "tilting",
+    "unmerge",
 ]
 
 

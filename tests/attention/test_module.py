@@ -205,18 +205,3 @@ def test_nested_tensors_that_do_not_fit():
         layer(x, x, x, key_padding_mask=torch.zeros(2, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"\[4, 2\] in key, \[4, 3\] in value"):
         layer(x, x, y)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"attn_mask": torch.zeros(3, 3)}, "attn_mask has shape"),
-        ({"key_padding_mask": torch.zeros(4, 4, dtype=torch.bool)}, "key_padding_mask has shape"),
-        ({"is_causal": True}, "attn_mask, which is None"),
-        ({"key": torch.zeros(5, 8)}, "length, batch, dim"),
-    ],
-)
-def test_bad_input(change, text):
-    x = torch.zeros(5, 3, 8)
-    with pytest.raises(ValueError, match=text):
-        xt.MultiheadAttention(8, 2)(**{"query": x, "key": x, "value": x, **change})

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
-from exptilt._support.errors import ArgumentError
 from exptilt.attention import Moments, propagate
 from exptilt.tilting import attend
 
@@ -245,37 +244,3 @@ def test_unscented_mean_of_a_quadratic_is_exact() -> None:
         given.through(torch.square, method="unscented").mean, given.mean**2 + given.covariance
     )
     assert torch.allclose(given.through(torch.square).mean, given.mean**2)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"covariance": torch.ones(4, 3)}, "covariance has shape"),
-        ({"covariance": -torch.ones(4, 2)}, "at least 0"),
-        ({"covariance": torch.full((4, 2), torch.nan)}, "finite"),
-        ({"covariance": torch.tensor([[1.0, 2.0], [0.0, 1.0]]).expand(4, 2, 2)}, "symmetric"),
-        ({"covariance": torch.tensor([[1.0, 2.0], [2.0, 1.0]]).expand(4, 2, 2)}, "eigenvalues"),
-        ({"covariance": torch.ones(4, 2, 1)}, "full rank"),
-        ({"covariance": torch.ones(4, 2, dtype=F64)}, "same dtype"),
-        ({"mean": torch.ones(4, 2, dtype=torch.int64)}, "must be a tensor of"),
-        ({"value_weight": torch.ones(1, 2, 3)}, "value_weight has shape"),
-        ({"value_weight": torch.ones(2, 2)}, "value_weight has shape"),
-        ({"output_weight": torch.ones(2, 5)}, "output_weight has shape"),
-        ({"residual": True}, "residual needs an output_weight"),
-        ({"query": torch.ones(1, 3, 2), "residual": True}, "query at each position"),
-        ({"query_weight": torch.ones(1, 2, 2)}, "go together"),
-        ({"reading": "sum"}, "reading is 'sum'"),
-        ({"form": "banded"}, "form is 'banded'"),
-        ({"key": torch.ones(1, 3, 2)}, "positions"),
-    ],
-)
-def test_bad_input(change: dict, message: str) -> None:
-    arguments = {
-        "mean": torch.ones(4, 2),
-        "covariance": torch.ones(4, 2),
-        "query": torch.ones(1, 4, 2),
-        "key": torch.ones(1, 4, 2),
-        "value_weight": torch.ones(1, 2, 2),
-    }
-    with pytest.raises(ArgumentError, match=message):
-        propagate(**{**arguments, **change})

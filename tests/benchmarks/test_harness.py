@@ -96,7 +96,7 @@ def clock(monkeypatch):
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(harness, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(harness, "_clock", lambda: now)
     return SimpleNamespace(wait=wait)
 
 

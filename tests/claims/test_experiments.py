@@ -216,35 +216,6 @@ def test_three_clusters_on_the_circle():
     assert set(random.tally) <= {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: divergence_rate(steps=0), "steps 0"),
-        (lambda: divergence_rate(patterns=1), "patterns >= 2"),
-        (lambda: metastable_counts(beta=0.0), "beta > 0"),
-        (lambda: metastable_counts(seeds=0), "seeds 0"),
-        (lambda: metastable_counts(time=0.1, step=0.5), "time >= step"),
-        (lambda: metastable_counts(noise=-1.0), "noise >= 0"),
-        (lambda: equal_cosine(samples=1), "samples >= 2"),
-        (lambda: equal_cosine(time=0.0), "time > 0"),
-        (lambda: equal_cosine(time=math.inf), "time inf"),
-        (lambda: equal_cosine(dimensions=16), "Pass a tuple"),
-        (lambda: metastable_counts(time=math.inf), "time inf"),
-        (lambda: equilibrium_sweep(counts=20), r"counts is 20. Pass a tuple .* \(20,\)"),
-        (lambda: equilibrium_sweep(starts="gaussian"), "starts is 'gaussian'. Pass a tuple"),
-        (lambda: equilibrium_sweep(starts=("gaussian", "cauchy")), "start is 'cauchy'"),
-        (lambda: equilibrium_sweep(renormalizers=("sphere", "norm")), "renormalize is 'norm'"),
-        (lambda: equilibrium_sweep(seeds=0), "seeds is 0"),
-        (lambda: theorem_one(steps=-1), "steps is -1"),
-        (lambda: theorem_one(count=0), "count is 0"),
-        (lambda: theorem_one(starts="gaussian"), "Pass a tuple"),
-    ],
-)
-def test_experiments_refuse(call, words):
-    with pytest.raises(ArgumentError, match=words):
-        call()
-
-
 def test_counts_are_reported_at_the_time_they_were_taken():
     assert metastable_counts(count=20, seeds=1, step=0.4, time=1.1).time == pytest.approx(1.2)
 

@@ -11,7 +11,7 @@ import pytest
 
 from claims.verdicts import SETTINGS, VERDICTS
 from exptilt import claims
-from exptilt._support.errors import ArgumentError, MissingExtraError
+from exptilt._support.errors import MissingExtraError
 from exptilt.claims import Verdict, ledger
 from exptilt.claims.evidence import Check, Evidence, Picture, joined
 from exptilt.claims.models import questions, subjects
@@ -194,20 +194,6 @@ def test_same_seeds_same_numbers():
     one, two = (claims.find("E8").run(seeds=1) for _ in range(2))
     assert one == two
     assert one.checks != claims.find("E8").run(seed=5, seeds=1).checks
-
-
-def test_bad_input():
-    with pytest.raises(ArgumentError, match=r"no claim 'A16' \(did you mean A"):
-        claims.find("A16")
-    claim = claims.find("A1")
-    with pytest.raises(ArgumentError, match=r"no setting 'dimension' \(did you mean dimensions\?\)"):
-        claim.run({"dimension": 3})
-    with pytest.raises(ArgumentError, match="from 1 to 64"):
-        claim.run({"dimensions": 65})
-    with pytest.raises(ArgumentError, match="Pass a whole number"):
-        claim.run({"dimensions": "2.5"})
-    with pytest.raises(ArgumentError, match="no setting 'wings'"):
-        list(claims.run(["A1", "A2"], settings={"wings": 3}))
 
 
 def test_what_is_not_installed_leaves_a_claim_open(monkeypatch, capsys, tmp_path):

@@ -97,6 +97,7 @@ def test_a_model_of_pictures(tmp_path, capsys):
     study = Study.from_json((tmp_path / "out" / "study.json").read_text("utf-8"))
     assert study.text_facts["text"] == "10.png, 200.png"
     assert study.text_facts["patches"] == "6 × 6"
+    (tmp_path / "some.txt").write_text("words")
     assert main.main([*words, "--text", str(tmp_path / "some.txt")]) == 2
     assert "got texts and pictures" in capsys.readouterr().err
 
@@ -162,7 +163,12 @@ def test_bad_models(tmp_path, capsys, make, match):
 
 @pytest.mark.parametrize(
     ("content", "match"),
-    [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "not a text in UTF-8"), (None, "cannot be read")],
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"\xff\xfe", "not a text in UTF-8"),
+        (None, "there is no folder or file"),
+    ],
 )
 def test_bad_texts(tiny, tmp_path, capsys, content, match):
     path = tmp_path / "text"

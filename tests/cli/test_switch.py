@@ -52,7 +52,7 @@ def test_page_table_and_summary(series, tmp_path, capsys, kind):
     said = capsys.readouterr().out
     assert "2 regimes" in said
     assert "AIC" in said
-    assert "lasts" in said
+    assert "this one has lasted" in said
     html = (out / "index.html").read_text()
     assert "<svg" in html
     assert "http-equiv" in html
@@ -84,7 +84,18 @@ def test_page_table_and_summary(series, tmp_path, capsys, kind):
         ('a\n""\n""\nNA\n', ["--columns", "a"], "observed values"),
         ("a\n1\ninf\n2\n", ["--columns", "a"], "not a finite number"),
         (b"\xff\xfe\x00\x01", [], "not a text file"),
-        ("a\n1\n2\n3\n", [], "at least 6 rows"),
+        ("a\n1\n2\n3\n", [], "has 3 rows. 2 regimes of 1 columns need at least 7"),
+        ("a\n" + "1\n2\n" * 9 + "oops\n", [], "line 20 of column 'a' holds 'oops'"),
+        ("a\n" + "1\n2\n" * 9 + "inf\n", [], "line 20 of column 'a' holds 'inf'"),
+        (b"PK\x03\x04", [], "is an Excel workbook. Save its sheet as CSV"),
+        ("a,b\n" + "1,2\n3,6\n2,4\n" * 9, [], "column 'b' is a combination of ['a']"),
+        (
+            "c,t,y\nA,2001,1\nA,2002,2\nB,2001,3\nB,2002,5\n",
+            ["--index", "t"],
+            "lines 2 and 4 are both of '2001'",
+        ),
+        ("a\n" + "1\n2\n" * 9, ["--shade", "x..y"], "is no span of rows"),
+        ("a,b\n" + "1,2\n3,5\n2,4\n" * 9, ["--lags", "1"], "with lags one column is modelled, not 2"),
     ],
 )
 def test_bad_files_write_nothing(tmp_path, capsys, content, words, said):
@@ -179,6 +190,36 @@ def test_counts(tmp_path, capsys):
     found = np.array([int(row["most_likely"]) for row in rows])
     assert (found == (np.arange(60) // 20) % 2).mean() > 0.9
     assert "Poisson" in (out / "index.html").read_text()
-    path.write_text("day,calls\n0,1\n1,2.5\n2,3\n3,4\n4,4\n")
+    path.write_text("day,calls\n0,1\n1,2.5\n2,3\n3,4\n4,4\n5,1\n6,2\n7,3\n")
     assert main(command) != 0
     assert "step 1 is [2.5], which Poisson cannot give" in capsys.readouterr().err
+
+
+def test_without_matplotlib_there_is_a_summary(series, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("exptilt.cli.switch.find_spec", lambda name: None if name == "matplotlib" else name)
+    words = ["--columns", "price", "--compare", "1", "--starts", "1", "--out", str(tmp_path / "out")]
+    assert main(["switch", str(series), *words]) == 1
+    captured = capsys.readouterr()
+    assert "matplotlib is not installed" in captured.err
+    assert "2 regimes" in captured.out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "forecast.csv",
+        "probabilities.csv",
+        "regimes.csv",
+        "regimes.json",
+    ]
+
+
+def test_lags_and_shades(tmp_path, capsys):
+    rng = np.random.default_rng(2)
+    y = np.where((np.arange(90) // 30) % 2, 5.0, 0.0) + rng.normal(size=90)
+    path = tmp_path / "q.csv"
+    path.write_text("when,y\n" + "".join(f"{1990 + k // 4}Q{k % 4 + 1},{v:.4f}\n" for k, v in enumerate(y)))
+    words = ["--lags", "1", "--shade", "1997-07..2004Q4", "--compare", "2", "--starts", "4"]
+    assert main(["switch", str(path), *words, "--forecast", "2", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "model 'autoregression' with 1 lag" in said
+    assert "30 rows are shaded as asked; regime 1 (high) is the likeliest in 100 % of them" in said
+    assert "quarters; this one has lasted" in said
+    assert "2012Q3" in said
+    assert "level[regime_{t" in (tmp_path / "out" / "index.html").read_text()

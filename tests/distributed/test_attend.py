@@ -46,6 +46,7 @@ def test_as_one_process(count):
     assert done.stdout.count("all cases hold") == count
 
 
+@pytest.mark.slow
 def test_mistakes_of_one_process_are_told_to_all(tmp_path):
     done = torchrun(2, "faults.py", "mistakes", tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -73,6 +74,7 @@ def test_mistakes_of_one_process_are_told_to_all(tmp_path):
     assert "rank 0 of 2 did not get an answer" in zero["never called"]
 
 
+@pytest.mark.slow
 def test_options_of_losses_that_differ_are_told_to_all(tmp_path):
     done = torchrun(2, "faults.py", "losses", tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

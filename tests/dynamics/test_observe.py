@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exptilt._support.errors import ArgumentError
 from exptilt.dynamics import cluster_labels, clusters, gaussianity
 from oracles import dynamics as oracle
 
@@ -169,17 +168,3 @@ def test_gaussianity_at_any_scale():
     x = cloud(60, 2)
     for scale in (1e-200, 1e200):
         torch.testing.assert_close(gaussianity(scale * x).kurtosis, gaussianity(x).kurtosis)
-
-
-@pytest.mark.parametrize("test", [clusters, cluster_labels, gaussianity])
-def test_bad_points(test):
-    for bad in (cloud(3), torch.ones(0, 2), [[1.0, 2.0]], cloud(3, 2).numpy()):
-        with pytest.raises(ArgumentError, match=r"floating tensor \(..., N, D\)"):
-            test(bad)
-    with pytest.raises(ArgumentError, match=r"index \(0,\) holds NaN"):
-        test(cloud(4, 2) * math.nan)
-
-
-def test_bad_tolerance():
-    with pytest.raises(ArgumentError, match="tolerance is -1"):
-        clusters(cloud(3, 2), tolerance=-1)

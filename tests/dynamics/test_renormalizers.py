@@ -159,24 +159,3 @@ def test_a_floor_mends_and_warns():
     batch = torch.stack([cloud(9, 2), torch.ones(9, 2, dtype=F64) * cloud(9, 1)])
     with pytest.raises(ArgumentError, match=r"at batch index \(1,\)"):
         Whiten()(batch)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Layer(-1.0), "epsilon is -1.0"),
-        (lambda: Sphere(0.0), "radius is 0.0"),
-        (lambda: Whiten(floor=1.0), "floor is 1.0"),
-        (lambda: Whiten(covariance=-torch.eye(2)), "not positive definite"),
-        (lambda: Whiten([0.0, 0.0]), "mean is a list"),
-        (lambda: Whiten(torch.tensor([torch.nan])), "mean holds NaN"),
-        (lambda: Whiten(covariance=torch.eye(3).numpy()), "covariance is a ndarray"),
-        (lambda: Whiten()(cloud(9, 2) * torch.nan), "holds NaN"),
-        (lambda: Whiten()(torch.randn(9, 2).half()), r"points are torch\.float16"),
-        (lambda: Whiten(torch.zeros(3))(torch.randn(9, 2)), r"mean must be \(..., 2\)"),
-        (lambda: Whiten(covariance=torch.eye(2))(cloud(9, 2)), "of the points' dtype"),
-    ],
-)
-def test_bad_input(make, words):
-    with pytest.raises(ArgumentError, match=words):
-        make()

@@ -107,23 +107,6 @@ def test_run_takes_no_gradients():
     assert not Flow("sphere").run(points, 2).last.requires_grad
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"steps": -1},
-        {"steps": 2.0},
-        {"steps": True},
-        {"keep": "some"},
-        {"keep": 0},
-        {"measure_every": 0},
-        {"tolerance": -1.0},
-    ],
-)
-def test_bad_run(bad):
-    with pytest.raises(ArgumentError, match=next(iter(bad))):
-        Flow("sphere").run(cloud(4, 2), **({"steps": 2} | bad))
-
-
 def test_frame():
     path = Flow("batch").run(cloud(2, 3, 8, 2), 3, measure_every=2)
     frame = path.to_frame()

@@ -28,6 +28,7 @@ def test_an_example_prints_numbers(name, capsys):
     assert printed(name, capsys)
 
 
+@pytest.mark.slow
 def test_the_tour_runs():
     book = nbformat.read(TOUR, as_version=4)
     assert all(not cell.get("outputs") for cell in book.cells), "clear the outputs before committing"

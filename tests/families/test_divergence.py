@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exptilt import families as f
-from exptilt.families.estimate import EstimateKind
+from exptilt.families.estimate import Estimate, EstimateKind
 
 F64 = torch.float64
 
@@ -248,12 +248,12 @@ def test_quadrature_knows_when_it_is_coarse() -> None:
 
 def test_what_an_estimate_says_of_its_sample() -> None:
     draws = torch.tensor([[1.0, 5.0], [2.0, 5.0], [6.0, 5.0]], dtype=F64)
-    found = f.Estimate.sampled(draws, torch.zeros(2, dtype=F64), torch.full((2,), 9.0, dtype=F64))
+    found = Estimate.sampled(draws, torch.zeros(2, dtype=F64), torch.full((2,), 9.0, dtype=F64))
     assert found.value.tolist() == [3, 5]
     assert found.standard_error.tolist() == pytest.approx(
         [(7 / 3) ** 0.5, 0]
     )  # variance 7 of one draw, three draws
-    middle = f.Estimate.bounded(torch.tensor([1.0]), torch.tensor([4.0]))
+    middle = Estimate.bounded(torch.tensor([1.0]), torch.tensor([4.0]))
     assert middle.value.tolist() == [2.5]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exptilt import families as f
-from exptilt.families.estimate import EstimateKind
+from exptilt.families.estimate import Estimate, EstimateKind
 
 F64 = torch.float64
 
@@ -16,11 +16,11 @@ def t(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=F64)
 
 
-def noisy(center: float, generator: torch.Generator, rounds: int = 4000) -> f.Estimate:
+def noisy(center: float, generator: torch.Generator, rounds: int = 4000) -> Estimate:
     """Many estimates of one number, each the mean of 25 draws with standard deviation 1."""
     draws = center + torch.randn(25, rounds, dtype=F64, generator=generator)
     infinite = torch.full((rounds,), math.inf, dtype=F64)
-    return f.Estimate.sampled(draws, -infinite, infinite)
+    return Estimate.sampled(draws, -infinite, infinite)
 
 
 def test_standard_errors_are_those_of_repeated_sampling() -> None:
@@ -36,7 +36,7 @@ def test_brackets_hold() -> None:
     for _ in range(200):
         low = 4 * torch.rand(2, dtype=F64, generator=g) - 2
         high = low + torch.rand(2, dtype=F64, generator=g)
-        a, b = (f.Estimate.bounded(low[i], high[i]) for i in range(2))
+        a, b = (Estimate.bounded(low[i], high[i]) for i in range(2))
         x, y = low + (high - low) * torch.rand(2, dtype=F64, generator=g)
         for got, value in ((a + b, x + y), (a - b, x - y), (a * b, x * y), (a / b, x / y), (2 - a, 2 - x)):
             assert got.kind is EstimateKind.BOUNDED
@@ -46,7 +46,7 @@ def test_brackets_hold() -> None:
 
 
 def test_exact_numbers_stay_exact() -> None:
-    a, b = f.Estimate.exact(t(6.0, 1.0)), f.Estimate.exact(t(3.0, 2.0))
+    a, b = Estimate.exact(t(6.0, 1.0)), Estimate.exact(t(3.0, 2.0))
     for got, value in (
         (a + b, t(9.0, 3.0)),
         (a - b, t(3.0, -1.0)),
@@ -69,7 +69,7 @@ def test_infinite_ends() -> None:
     )
     scaled = 0 * divergence
     assert (float(scaled), float(scaled.lower), float(scaled.upper)) == (0.0, 0.0, 0.0)
-    over = 1 / f.Estimate.bounded(t(-1.0), t(2.0))
+    over = 1 / Estimate.bounded(t(-1.0), t(2.0))
     assert (float(over.lower), float(over.upper)) == (-math.inf, math.inf)
     assert float(divergence) == float(divergence.value)
     with pytest.raises(TypeError):
@@ -77,8 +77,8 @@ def test_infinite_ends() -> None:
 
 
 def test_formats_compares_and_converts() -> None:
-    exact, bounded = f.Estimate.exact(t(0.25)[0]), f.Estimate.bounded(t(1.0)[0], t(2.0)[0])
-    sampled = f.Estimate.sampled(t(1.0, 2.0, 3.0, 4.0), t(0.0)[0], t(math.inf)[0])
+    exact, bounded = Estimate.exact(t(0.25)[0]), Estimate.bounded(t(1.0)[0], t(2.0)[0])
+    sampled = Estimate.sampled(t(1.0, 2.0, 3.0, 4.0), t(0.0)[0], t(math.inf)[0])
     assert f"{exact:.3f}" == "0.250"
     assert f"{sampled:.2f}" == "2.50 ± 0.65"
     assert f"{bounded:>6.1f}" == "   1.5 in [   1.0,    2.0]"
@@ -94,7 +94,7 @@ def test_formats_compares_and_converts() -> None:
     assert max(exact, bounded, sampled) is sampled
     assert (exact == "a quarter") is False
     assert len({exact, bounded, exact}) == 2
-    batch = f.Estimate.exact(t(1.0, 3.0))
+    batch = Estimate.exact(t(1.0, 3.0))
     assert (batch < 2).tolist() == [True, False]
     np.testing.assert_array_equal(np.asarray(batch), [1.0, 3.0])
     assert float(exact) == 0.25

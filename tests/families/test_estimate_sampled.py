@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exptilt import families as f
+from exptilt.families.estimate import Estimate
 
 F64 = torch.float64
 
@@ -135,7 +136,7 @@ def test_draws_at_the_edge_of_the_support_count(name: str, dtype: torch.dtype) -
     ratio = -surprise - mixtures[1]._log_prob_inner(y)
     for drawn, exact in ((surprise, p.entropy()), (ratio, f.kl(p, q).value)):  # no bracket helps here
         free = torch.full_like(exact, torch.inf)
-        found = f.Estimate.sampled(drawn, -free, free, score)
+        found = Estimate.sampled(drawn, -free, free, score)
         assert float((found.value - exact).abs()) < 4.5 * float(found.standard_error)
         assert 0 < float(found.standard_error) < 8
     for found in (f.kl(*mixtures, generator=g), mixtures[0].entropy(generator=g)):
@@ -148,11 +149,11 @@ def test_draws_at_the_edge_of_the_support_count(name: str, dtype: torch.dtype) -
 def test_a_mean_that_contradicts_its_bracket_is_an_error(center: float) -> None:
     draws = center + torch.linspace(-0.01, 0.01, 100, dtype=F64)
     with pytest.raises(RuntimeError, match="contradicts the bracket"):
-        f.Estimate.sampled(draws, torch.tensor(1.0, dtype=F64), torch.tensor(2.0, dtype=F64))
+        Estimate.sampled(draws, torch.tensor(1.0, dtype=F64), torch.tensor(2.0, dtype=F64))
 
 
 def test_a_mean_that_noise_took_out_of_its_bracket_is_moved_to_its_end() -> None:
     draws = (0.99 + torch.linspace(-1, 1, 100, dtype=F64)).requires_grad_()
-    found = f.Estimate.sampled(draws, torch.tensor(1.0, dtype=F64), torch.tensor(2.0, dtype=F64))
+    found = Estimate.sampled(draws, torch.tensor(1.0, dtype=F64), torch.tensor(2.0, dtype=F64))
     assert found.value.item() == 1.0
     assert torch.autograd.grad(found.value, draws)[0].allclose(torch.full_like(draws, 0.01))

@@ -135,7 +135,7 @@ UNTYPED = re.compile(  # results whose kind depends on the call
     r"|(Filtered|Smoothed|OnlineState)\.\w+|Switching\w+\.most_likely_path"  # as the data came
     r"|Fit\.(regime_probability|residuals)"
     r"|Measure\.sample"  # a tensor, or one for each site
-    r"|linear_cross_entropy"  # a loss, or a loss with statistics
+    r"|linear_cross_entropy|linear_kl"  # a loss, or a loss with statistics
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from exptilt.families import inverse_mean
-from exptilt.families.estimate import EstimateKind
+from exptilt.families.estimate import Estimate, EstimateKind
 from exptilt.families.measure import Base
 from laws.registry import CASES, EXTREMES, Case, f, randn
 
@@ -185,13 +185,13 @@ def test_entropy_is_expected_surprise(case: Case, g: torch.Generator) -> None:
     surprise = -h.log_prob(h.sample((20000,), generator=g))
     entropy = h.entropy()
     value, error = (
-        (entropy.value, entropy.standard_error) if isinstance(entropy, f.Estimate) else (entropy, 0.0)
+        (entropy.value, entropy.standard_error) if isinstance(entropy, Estimate) else (entropy, 0.0)
     )
     allowed = 5 * (surprise.std(0) / math.sqrt(20000) + error) + 1e-9
     if case.name == "FromDensity-draws":
         allowed = allowed + 0.05  # resampled from 2000 draws, the log_prob of a density
     assert bool(((surprise.mean(0) - value).abs() <= allowed).all())
-    if isinstance(entropy, f.Estimate):
+    if isinstance(entropy, Estimate):
         assert bool((entropy.lower <= surprise.mean(0) + allowed).all())
         assert bool((entropy.upper >= surprise.mean(0) - allowed).all())
 
@@ -219,7 +219,7 @@ def test_extreme_members(name: str, h: f.Measure, case: Case) -> None:
     zero = torch.zeros(h.dimension, dtype=h.dtype)
     assert all(bool(value.isfinite().all()) for value in (h.log_normalizer(zero), h.mean(), h.covariance()))
     entropy = h.entropy()
-    value = entropy.value if isinstance(entropy, f.Estimate) else entropy
+    value = entropy.value if isinstance(entropy, Estimate) else entropy
     assert bool(value.isfinite())
     x = h.sample((100,), generator=torch.Generator().manual_seed(0))
     assert bool(h.log_prob(x).isfinite().all())

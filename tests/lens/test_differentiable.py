@@ -208,5 +208,8 @@ def test_a_model_that_cannot_be_taken_over_is_told_of():
             return torch.softmax(x @ x.mT, -1) @ x
 
     model, x = ByHand(), torch.randn(2, 3, 4)
-    with pytest.warns(ExptiltWarning, match="ByHand ran, but none of its attention"), xt.differentiable(model):
+    with (
+        pytest.warns(ExptiltWarning, match="ByHand ran, but none of its attention"),
+        xt.differentiable(model),
+    ):
         model(x)

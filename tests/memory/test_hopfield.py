@@ -269,3 +269,13 @@ def test_the_residual_belongs_to_the_value(max_steps):
 def test_add_takes_one_numpy_pattern():
     more = Hopfield(np.eye(3)).add(np.ones(3))
     assert torch.equal(more.patterns, torch.cat([torch.eye(3), torch.ones(1, 3)]).double())
+
+
+X = torch.eye(4)
+
+
+def test_numbers_of_numpy_are_numbers():
+    for beta in (np.float32(2.0), np.int64(2), np.array(2.0), torch.tensor(2.0)):
+        assert float(Hopfield(X, beta).beta) == 2.0
+    assert int(Hopfield(X, np.float64(9.0)).retrieve(X, max_steps=np.int64(50)).steps) < 50
+    assert float(Hopfield(X.double(), 1e-300).beta) == 1e-300

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import gradcheck
 
 from exptilt._support.errors import ArgumentError
-from exptilt.memory import ClassicalHopfield, Hopfield, HopfieldLayer, Polynomial, RestrictedBoltzmann
+from exptilt.memory import ClassicalHopfield, Hopfield, HopfieldLayer, RestrictedBoltzmann
 from exptilt.memory.nearest import SearchIndex
 from oracles import memory as oracle
 
@@ -344,23 +344,6 @@ def test_faiss(similarity):
         assert more.nearest(s[:1], 1, search=search).index.tolist() == [[3000]] or kind != "Flat"
     with pytest.raises(ArgumentError, match="knows no kind"):
         memory.search_index("Flatt")
-
-
-@pytest.mark.parametrize(
-    ("ask", "words"),
-    [
-        (lambda m: m.nearest(torch.ones(3), 9), "holds 5 patterns"),
-        (lambda m: m.nearest(torch.ones(3), 0), "k is 0"),
-        (lambda m: m.nearest(torch.ones(4)), "dimension 3"),
-        (lambda m: Hopfield(torch.ones(2, 3), separation=Polynomial(2)).nearest(torch.ones(3)), "softmax"),
-        (lambda m: Hopfield(torch.ones(2, 2, 3)).search_index(), "one memory at a time"),
-        (lambda m: m.append(torch.ones(4)), "Only their number"),
-        (lambda m: m.append(torch.ones(3).double()), "float64"),
-    ],
-)
-def test_refused(ask, words):
-    with pytest.raises(ArgumentError, match=words):
-        ask(Hopfield(torch.randn(5, 3, generator=torch.Generator().manual_seed(0))))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ NARROW = (
 )
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 FILTERS = (
-    *("inference/test_exact.py", "inference/test_passes.py", "inference/test_online.py"),
+    *("inference/plain/test_exact.py", "inference/test_passes.py", "inference/test_online.py"),
     *("test_nonlinear.py", "test_families.py"),
 )
 

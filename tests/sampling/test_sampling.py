@@ -232,43 +232,6 @@ def test_a_linear_link_with_a_skip_connection_blows_up() -> None:
 GAUSS = f.Gaussian(torch.zeros(1), torch.eye(1))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Joint({}), "measures by name"),
-        (lambda: Joint({"x": 3}), "measures by name"),
-        (lambda: Joint({"x": f.Gaussian(torch.zeros(2, 1), torch.eye(1))}), "batch axes"),
-        (lambda: Joint({"x": f.NormalGamma(*(torch.ones(1),) * 4)}), "not one tensor"),
-        (lambda: Joint({"x": GAUSS}, {("x", "x"): torch.ones(1, 1)}), "each pair of different sites once"),
-        (lambda: Joint({"x": GAUSS}, {("x", "y"): torch.ones(1, 1)}), "names 'y'"),
-        (lambda: Joint({"x": GAUSS}, bias={"x": torch.ones(2)}), "must be a tensor"),
-        (lambda: Joint({"x": GAUSS}, bias={"x": torch.tensor([torch.nan])}), "finite"),
-        (lambda: Joint({"x": GAUSS}).conditional("y", {"x": torch.ones(1)}), "no site 'y'"),
-        (lambda: Joint({"x": GAUSS}).log_tilt({}), "no 'x'"),
-        (lambda: gibbs(Joint({"x": GAUSS}), 0), "sweeps is 0"),
-        (lambda: gibbs(Joint({"x": GAUSS}), 2, given={"y": torch.ones(1)}), "names 'y'"),
-        (lambda: gibbs(Joint({"x": GAUSS}), 2, start={"x": torch.ones(3, 1)}, chains=2), "has shape"),
-        (
-            lambda: gibbs(Joint({"c": f.Poisson(torch.ones(1))}), 2, given={"c": torch.tensor([-1.0])}),
-            "support",
-        ),
-        (lambda: smc(Joint({"x": GAUSS}), target=1.0), "target is 1.0"),
-        (
-            lambda: smc(Joint({"x": f.Gamma(torch.ones(1), torch.ones(1))}, bias={"x": torch.ones(1)})),
-            "below the rate",
-        ),
-        (lambda: systematic(torch.full((2, 3), -torch.inf)), "not −inf throughout"),
-        (lambda: systematic(torch.tensor([0.0, torch.nan])), "not −inf throughout"),
-        (lambda: link_chain(GAUSS, torch.eye(2), torch.ones(3, 1), 5), "link has shape"),
-        (lambda: link_chain(GAUSS, torch.eye(1), torch.ones(3, 2), 5), "start has shape"),
-        (lambda: link_chain(GAUSS, torch.eye(1), torch.ones(3, 1), 400), "step 12"),
-    ],
-)
-def test_bad_input(make, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        make()
-
-
 def test_what_has_no_joint_law_ends_with_the_step() -> None:
     joint = Joint({"x": GAUSS, "y": GAUSS}, {("x", "y"): torch.full((1, 1), 5.0)})
     with pytest.raises((ConvergenceError, ArgumentError), match=r"step|finite"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from exptilt._support.errors import ArgumentError
 from exptilt.switching import OnlineState, SwitchingNonlinear, fit_nonlinear
 from oracles.nonlinear import smooth_back
 from oracles.switching_models import random_data, random_model
@@ -124,27 +125,6 @@ def plain_options(**changes):
         "initial_probability": [0.5, 0.5],
     }
     return options | changes
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"initial_mean": 0.0}, "SwitchingNonlinear: initial_mean has shape"),
-        ({"process_noise": 1.0}, "SwitchingNonlinear: process_noise has shape"),
-        ({"transition": 1.0}, "SwitchingNonlinear: transition is"),
-        ({"transition": [[0.9, 0.2], [0.5, 0.5]]}, "SwitchingNonlinear: row 0 of transition sums to 1.1"),
-        ({"process_noise": -np.eye(2)}, "SwitchingNonlinear: process_noise of mode 0 is not positive"),
-        ({"process_noise": 1j * np.eye(2)}, "SwitchingNonlinear: process_noise is complex"),
-        ({"angles": (2,)}, "angles is .*from 0 to 1"),
-        ({"observation": lambda x: x}, "observation of mode 0 gives"),
-        ({"dynamics": [lambda x: x, lambda x: x[:1]]}, "dynamics of mode 1 gives"),
-        ({"observation": lambda x: x[3]}, "observation of mode 0 fails for states of shape"),
-    ],
-)
-def test_models_that_cannot_be(changes, words):
-    SwitchingNonlinear(**plain_options())
-    with pytest.raises(ValueError, match=words):
-        SwitchingNonlinear(**plain_options(**changes))
 
 
 def test_observations_far_better_than_the_prior():
@@ -398,3 +378,100 @@ def test_online_functions_that_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             refused()
+
+
+def _two_modes(f=lambda x: 0.9 * x, h=lambda x: x[..., :1] ** 2, **options):
+    return SwitchingNonlinear(
+        transition=[[0.9, 0.1], [0.2, 0.8]],
+        dynamics=[lambda x: 0.95 * x, f],
+        process_noise=0.1 * np.eye(2),
+        observation=[lambda x: 1.0 * x[..., :1], h],
+        observation_noise=[[0.1]],
+        initial_mean=[1.0, 0.0],
+        initial_covariance=np.eye(2),
+        initial_probability=[0.5, 0.5],
+        **options,
+    )
+
+
+def _divides(x):
+    return x * (1 / 0)
+
+
+def _looks_up(x):
+    return {}["gain"] * x
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"f": _divides}, r"dynamics of mode 1 \(_divides\) fails .*ZeroDivisionError: division by zero"),
+        ({"f": _looks_up}, r"dynamics of mode 1 \(_looks_up\) fails .*KeyError: 'gain'"),
+        ({"h": _looks_up}, r"observation of mode 1 \(_looks_up\) fails .*KeyError"),
+        (
+            {"h": lambda x: torch.sqrt(x[..., :1] - 5)},
+            r"observation of mode 1 gives \[nan\] for the state \[0.9",
+        ),
+        ({"f": lambda x: np.log(x)}, r"at step 0 of series 0 dynamics of mode 1 gives \[0.0, -inf\]"),
+        ({"alpha": 0.001, "beta": 2.0}, "weight -666663 in covariances"),
+        ({"alpha": 0.0}, "alpha above 0"),
+        ({"kappa": -2.0}, "kappa above -2"),
+        ({"beta": np.nan}, "finite numbers"),
+    ],
+)
+def test_functions_that_fail_and_wrong_points_are_named(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        _two_modes(**options).filter([[1.0], [np.nan], [2.0]])
+
+
+@pytest.mark.parametrize(("alpha", "beta", "kappa"), [(1.0, 0.0, None), (0.9, 2.0, 1.0), (1.3, 1.0, -0.5)])
+def test_sigma_points_as_published(alpha, beta, kappa):
+    """One mode against the unscented filter as van der Merwe writes it, covariances as sums."""
+    n, T = 2, 4
+    rng = np.random.default_rng(3)
+
+    def f(x):
+        return np.stack([x[..., 0] + 0.3 * np.sin(x[..., 1]), 0.9 * x[..., 1]], -1)
+
+    def h(x):
+        return x[..., :1] ** 2 + x[..., 1:]
+
+    Q, R, y = np.diag([0.1, 0.2]), np.array([[0.3]]), rng.normal(size=(T, 1)) + 1
+    model = SwitchingNonlinear(
+        transition=[[1.0]],
+        dynamics=[f],
+        process_noise=Q,
+        observation=h,
+        observation_noise=R,
+        initial_mean=[1.0, 0.5],
+        initial_covariance=np.eye(n),
+        initial_probability=[1.0],
+        alpha=alpha,
+        beta=beta,
+        kappa=kappa,
+    )
+    post = model.filter(y, linearize="unscented")
+    lam = alpha**2 * (n + (1.0 if kappa is None else kappa)) - n
+    wm = np.r_[lam / (n + lam), np.full(2 * n, 0.5 / (n + lam))]
+    wc = wm + np.r_[1 - alpha**2 + beta, np.zeros(2 * n)]
+
+    def points(x, P):
+        L = np.sqrt(n + lam) * np.linalg.cholesky(P).T
+        return np.concatenate([x[None], x + L, x - L])
+
+    x, P, total = np.array([1.0, 0.5]), np.eye(n), 0.0
+    for row in y:
+        X = f(points(x, P))
+        x = wm @ X
+        P = (wc[:, None] * (X - x)).T @ (X - x) + Q
+        X = points(x, P)
+        Y = h(X)
+        mean = wm @ Y
+        S = (wc[:, None] * (Y - mean)).T @ (Y - mean) + R
+        C = (wc[:, None] * (X - x)).T @ (Y - mean)
+        e = row - mean
+        total -= 0.5 * float(np.log(2 * np.pi * S[0, 0]) + e[0] ** 2 / S[0, 0])
+        x, P = x + (C @ np.linalg.solve(S, e)), P - C @ np.linalg.solve(S, C.T)
+    assert post.log_likelihood == pytest.approx(total, abs=1e-10)
+    np.testing.assert_allclose(post.mean[-1], x, atol=1e-10)
+    np.testing.assert_allclose(post.covariance[-1], P, atol=1e-10)

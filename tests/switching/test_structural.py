@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exptilt._support.errors import ArgumentError
 from exptilt.switching import dynamic_factor, local_level, local_linear_trend, unobserved_cycle
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
@@ -157,21 +156,3 @@ def test_a_factor_whose_mean_switches():
     assert fit.estimates["mean"][0] < 0 < fit.estimates["mean"][1]
     assert ((fit.regime_probability()[:, 1] > 0.5) == regime).mean() > 0.95
     assert fit.estimates["factor"].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda y: local_level(y, switching="slope"), "switching is"),
-        (lambda y: local_level(y, regimes=0), "regimes is 0"),
-        (lambda y: local_level(y, fixed={"slope": 1.0}), "fixed has 'slope'"),
-        (lambda y: unobserved_cycle(y, order=0), "order is 0"),
-        (lambda y: unobserved_cycle(y, periods=(9, 3)), "periods is"),
-        (lambda y: unobserved_cycle(y, order=1, fixed={"autoregression": [1.0]}), "no stationary law"),
-        (lambda y: dynamic_factor(y), "2 components up"),
-        (lambda y: local_level(np.ones(40)), "constant"),
-    ],
-)
-def test_what_is_refused(call, said):
-    with pytest.raises(ArgumentError, match=said):
-        call(np.random.default_rng(0).normal(size=40))

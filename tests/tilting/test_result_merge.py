@@ -1,6 +1,5 @@
 """Results over disjoint sets of keys join to the result over all of them."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,20 +76,3 @@ def test_dead_parts_have_no_say():
     assert (both.entropy == 0).all()
     joined, alone = xt.merge([dead, xt.attend(q, k, k)]), xt.attend(q, k, k)
     assert torch.equal(joined.output, alone.output)
-
-
-@pytest.mark.parametrize(
-    ("parts", "text"),
-    [
-        ([], "no parts"),
-        ([(2, 3, False), (2, 4, False)], "same queries"),
-        ([(2, 3, True), (2, 3, True)], "key_mass"),
-    ],
-)
-def test_bad_parts(parts, text):
-    made = [
-        xt.attend(torch.ones(h, q, 2), torch.ones(h, 4, 2), torch.ones(h, 4, 2), key_mass=mass)
-        for h, q, mass in parts
-    ]
-    with pytest.raises(ValueError, match=text):
-        xt.merge(made)

@@ -40,6 +40,7 @@ FORMER: dict[str, dict[str, str]] = {
         "theorem_one": "exptilt.claims.experiments.theorem_one.theorem_one",
     },
     "lens": {
+        "AttentionCall": "exptilt.lens.watching.call.AttentionCall",
         "CallRecord": "exptilt.lens.watching.record.CallRecord",
         "ClippedHead": "exptilt.lens.training.clip.ClippedHead",
         "Difference": "exptilt.lens.studying.compare.Difference",
@@ -68,6 +69,7 @@ FORMER: dict[str, dict[str, str]] = {
         "theorem_one": "exptilt.claims.experiments.theorem_one.theorem_one",
     },
     "families": {
+        "Estimate": "exptilt.families.estimate.Estimate",
         "Kind": "exptilt.families.estimate.EstimateKind",
         "LinearLink": "exptilt.families.theory.link.LinearLink",
         "MaximumEntropy": "exptilt.families.maximum_entropy.MaximumEntropy",

@@ -3,7 +3,7 @@ r"""Small linear algebra that the families share.
 A symmetric matrix has D(D+1)/2 free entries. `pack` lays them out as a vector with the off-diagonal ones
 times √2, so that
 
-    <pack(A), pack(B)> = trace(A B)
+    ⟨pack(A), pack(B)⟩ = trace(A B)
 
 and a matrix-valued statistic becomes a flat, minimal one. `check_covariance` is the one place where a
 covariance is judged: it says which matrix of the batch fails and by how much. `repaired` mends one on request
@@ -44,6 +44,8 @@ def pack(matrix: Tensor) -> Tensor:
         >>> float(pack(a) @ pack(a)), float((a @ a).trace())
         (15.0, 15.0)
     """
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ArgumentError(f"pack: matrix has shape {tuple(matrix.shape)}. Pass (..., D, D).")
     rows, columns = torch.tril_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
     scale = torch.full_like(rows, math.sqrt(2.0), dtype=matrix.dtype).masked_fill(rows == columns, 1.0)
     return matrix[..., rows, columns] * scale

@@ -23,7 +23,7 @@ so both readings are attention again. Both hold the weights fixed. In truth A de
 query and key:
 
     do_j = Σ_i A_ij W dx_i + Σ_i A_ij (v_i − o_j) ds_ij,
-    ds_ij = scale (<q_j, W_k dx_i> + <W_q dx_j, k_i>)
+    ds_ij = scale (⟨q_j, W_k dx_i⟩ + ⟨W_q dx_j, k_i⟩)
 
 which matters once the noise moves scores by about 1 (‖W_k' q‖ times the noise, times the scale) and values
 differ where the weights are; `query_weight` and `key_weight` add this term.

@@ -39,7 +39,7 @@ from exptilt.tilting import attend
     f"{FAMILY}, equation 7",
 )
 def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions = 4) -> Findings:
-    """Attention is Nadaraya–Watson regression with the kernel e^<q,k>. It equals regression with a Gaussian
+    """Attention is Nadaraya–Watson regression with the kernel e^⟨q,k⟩. It equals regression with a Gaussian
     kernel if all keys are equally long, or if keys carry the log-weight −‖k‖²/2, and not otherwise.
 
     Experiment:
@@ -91,7 +91,7 @@ def kernel_regression(seed: int, *, points: Points = 60, dimensions: Dimensions 
 )
 def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
     """Each mean inside the hull belongs to one η, which is the gradient of the conjugate G* there. For
-    counted points the entropy of the tilted measure is G(η) − <η, ∇G(η)>, that is −G*.
+    counted points the entropy of the tilted measure is G(η) − ⟨η, ∇G(η)⟩, that is −G*.
 
     Experiment:
         From η to the mean and back; the gradient of G* by differences; the supremum against other η; the
@@ -135,7 +135,7 @@ def duality(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fi
     r"B_{G^*}(m_1,m_2)=\mathrm{KL}(p_2\|p_1)",
 )
 def bregman(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
-    """With the usual B_G(a,b) = G(a) − G(b) − <∇G(b), a−b>, the divergence of G at η₁, η₂ is that of p₂ from
+    """With the usual B_G(a,b) = G(a) − G(b) − ⟨∇G(b), a−b⟩, the divergence of G at η₁, η₂ is that of p₂ from
     p₁, and the divergence of G* at the means is that of p₁ from p₂. The poster has both orders swapped.
 
     Experiment:
@@ -226,7 +226,7 @@ def entropy(
     f"{TEMPLATE}, section 2.3",
 )
 def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findings:
-    """The log-normalizer is minus the least free energy: over all laws q on the points, E_q<u,η> + H(q) is
+    """The log-normalizer is minus the least free energy: over all laws q on the points, E_q⟨u,η⟩ + H(q) is
     at most G, and equals it for the attention weights alone. With a latent variable z and u = log p(x,z) the
     same is the ELBO: log p(x) is the log-normalizer. A wake step (the model fitted to q) never lowers it; a
     sleep step (q fitted to the model's own draws) brings q to the posterior, where it is tight.

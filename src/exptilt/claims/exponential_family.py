@@ -40,7 +40,7 @@ Dimensions = Annotated[int, Between(1, 64)]
     f"{POSTER}, Proposition 1 (a); {FAMILY}, equations 2 to 7",
 )
 def gradient(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Findings:
-    """The points x_n, counted, and tilted by η have the log-normalizer G(η) = log Σ e^<x_n,η>. Its gradient
+    """The points x_n, counted, and tilted by η have the log-normalizer G(η) = log Σ e^⟨x_n,η⟩. Its gradient
     is one output of attention with query η, keys and values x_n. A prefactor 1/N shifts G by −log N and
     changes nothing else.
 
@@ -179,7 +179,7 @@ def gaussian(seed: int, *, nodes: Annotated[int, Between(8, 60)] = 30) -> Findin
     """With a Gaussian intrinsic measure N(μ,Σ) attention becomes the affine map μ + Ση.
 
     Experiment:
-        Means of the tilted measure in two dimensions against Gauss–Hermite quadrature of ∫ h e^<x,η>.
+        Means of the tilted measure in two dimensions against Gauss–Hermite quadrature of ∫ h e^⟨x,η⟩.
 
     Example:
         >>> h = xt.Gaussian(torch.tensor([1.0, 0.0]), torch.diag(torch.tensor([2.0, 3.0])))
@@ -290,7 +290,7 @@ def laplace(seed: int, *, draws: Annotated[int, Between(100, 1_000_000)] = 20_00
     f"{FILTER}, equations 1 to 3; {POSTER}, Transformer attention; {APPENDIX}, on several heads",
 )
 def heads(seed: int, *, points: Points = 24, heads: Annotated[int, Between(1, 16)] = 3) -> Findings:
-    """Softmax attention with weight matrices normalises e^<k,q>/√d over keys, and every head is a family of
+    """Softmax attention with weight matrices normalises e^⟨k,q⟩/√d over keys, and every head is a family of
     its own: its keys tilted by its query, its values averaged.
 
     Experiment:

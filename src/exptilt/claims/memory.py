@@ -29,9 +29,9 @@ def energy(
     dimensions: Dimensions = 6,
     beta: Annotated[float, Between(0.01, 50)] = 2.0,
 ) -> Findings:
-    """The modern Hopfield energy is −G/β plus ½<ξ,ξ>; its concave–convex step is attention over the patterns
+    """The modern Hopfield energy is −G/β plus ½⟨ξ,ξ⟩; its concave–convex step is attention over the patterns
     and never raises it. The quadratic term keeps ∫ e^−βE dξ finite and plays the part of the skip
-    connection: ξ − ∇E is the update. With <ξ,ξ> in place of the half of it, the same step can raise the
+    connection: ξ − ∇E is the update. With ⟨ξ,ξ⟩ in place of the half of it, the same step can raise the
     energy.
 
     Experiment:

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         install = "pip install 'exptilt[report]'"
-        say(f"{' and '.join(missing)} is not installed: there will be a summary and tables, no page ({install}).")
+        say(f"{' and '.join(missing)} is not installed: a summary and tables, but no page ({install}).")
     from exptilt._support.files import write_together
     from exptilt.report import regimes
 

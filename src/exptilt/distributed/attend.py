@@ -76,7 +76,7 @@ def attend(
         queries: "replicated" or "sharded".
         order: how sharded queries and keys lie in the sequence, which matters for causal and window:
             "contiguous", or "zigzag", which makes causal attention the same work for all (see `shard`).
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, of this process's keys; −inf hides a key.
         bias: broadcasts to ``(..., Hq, Q, K)``, for this process's keys; for replicated queries.
         mask: booleans that broadcast to ``(..., Hq, Q, K)``, for this process's keys; for replicated queries.
@@ -140,7 +140,7 @@ def log_normalizer(
         key_shard: ``(..., Hkv, K, D)``, this process's keys.
         group: the processes; None for all.
         queries: "replicated" or "sharded", with the same gradients as in `attend`.
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, of this process's keys.
         softcap: c, for scores c·tanh(s/c).
         backend: see `attend`.

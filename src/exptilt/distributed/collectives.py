@@ -28,7 +28,7 @@ def total(x: Tensor, members: Members) -> Tensor:
 
 
 def share(x: Tensor, members: Members) -> Tensor:
-    """A common tensor as an own one: its gradients are added up over the processes."""
+    """A common tensor as one of this process's: its gradients are summed over the processes."""
     return _mapped(x, members, "share") if members.count > 1 else x
 
 

@@ -31,7 +31,7 @@ def pair_sum(
 ) -> Tensor:
     """Σ_s function(rows of process s, whether s is this process, *own), with first derivatives.
 
-    The rows ``(n, d)``, `sizes` of them on each process, go around; the own tensors stay.
+    The rows ``(n, d)``, `sizes` of them on each process, go around; the tensors `own` stay.
     """
     found: Tensor = apply(_PairSum, function, members, sizes, rows, *own)
     return found
@@ -85,7 +85,7 @@ class _PairSum(Function):
 def _gradient(
     function: Block, members: Members, sizes: tuple[int, ...], bar: Tensor, rows: Tensor, *own: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients by the rows and by the own tensors."""
+    """Gradients with respect to the rows and to the tensors `own`."""
     mine = [x.detach().requires_grad_() for x in own]
     sums = [torch.zeros_like(x) for x in mine]
     shapes = _shapes(sizes, rows)

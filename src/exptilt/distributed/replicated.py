@@ -38,7 +38,7 @@ _LOG_WEIGHT = (False, False, False, False, True, False)
 def attend(
     call: Call, members: Members, sizes: tuple[int, ...], key_mass: bool, check: bool
 ) -> AttentionResult:
-    """The common result of common queries over the keys of all processes; key_mass is that of the own keys.
+    """The common result of common queries over the keys of all processes; key_mass is of the keys here.
 
     The rule of the call refers to all keys, `sizes` of them on each process, in the order of the ranks.
     """
@@ -168,7 +168,7 @@ def _first_of(codes: Tensor, ties: Tensor, members: Members) -> Tensor:
 
 
 def _share_of_part(local: AttentionResult, joined: AttentionResult, members: Members) -> Tensor:
-    """(..., Hq, Q): e^{G_k − G}, the probability of the own keys among all."""
+    """(..., Hq, Q): e^{G_k − G}, the probability of this process's keys among all."""
     assert local.parts is not None
     assert joined.parts is not None
     (shift, weight, _), (top, Z, _) = local.parts, joined.parts

@@ -15,7 +15,7 @@ Who sees whom. Queries and keys of a process stand at the same places of the seq
 its last ones much, and by causality the first process would wait for the last. In order "zigzag" the sequence
 is cut into 2P parts, and process r has parts r and 2P − 1 − r. Then with the keys of process s
 
-    s = r    queries see keys by causality within the own parts
+    s = r    queries see keys by causality within this process's part
     s < r    both parts of the queries see all of part s, and nothing of part 2P − 1 − s
     s > r    the second part of the queries sees both parts of the keys, the first part nothing
 
@@ -70,7 +70,7 @@ class Ring:
     # ---- who sees whom
 
     def piece(self, source: int, rule: ScoreRule, length_q: int, device: torch.device) -> Piece | None:
-        """The piece of process `source`'s keys that the own queries see; None if they see nothing."""
+        """The piece of process `source`'s keys that this process's queries see; None if none."""
         mine = self.members.rank
         rows, keys, causal, window = slice(None), slice(None), False, None
         if rule.causal:
@@ -99,7 +99,7 @@ class Ring:
     def _visits(
         self, t: Inputs, rule: ScoreRule, more: Sequence[Tensor | None] = ()
     ) -> Iterator[tuple[int, Piece | None, list[Any]]]:
-        """Rank of each process in turn, the piece of its keys that the own queries see, and its tensors."""
+        """Rank of each process in turn, the piece of its keys that queries here see, and its tensors."""
         own = [t.key, t.value, t.log_weight, *more]
         axes = [-2, -2, -1, -2, -2, -1][: len(own)]
         shapes = [[_resized(x, axis, size) for x, axis in zip(own, axes, strict=True)] for size in self.sizes]
@@ -178,7 +178,7 @@ class Ring:
     def gradient(
         self, t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
     ) -> Gradients:
-        """Gradients by the own queries and keys from a cotangent of the output, summed around the ring."""
+        """Gradients of the queries and keys here from a cotangent of the output, summed around the ring."""
         self._same("gradient", t, InputTangents(), needs)
 
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
@@ -201,7 +201,7 @@ class Ring:
         rule: ScoreRule,
         needs: Needs,
     ) -> Gradients:
-        """Gradients of a forward derivative by the own queries and keys."""
+        """Gradients of a forward derivative with respect to the queries and keys of this process."""
         self._same("second", t, dots, needs)
 
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
@@ -234,7 +234,7 @@ class Ring:
     def _carry(
         self, t: Inputs, visits: "_Visits", kept: Sequence[tuple[int, ...] | None], sweep: "_Sweep"
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Gradients and row sums of the own queries, and gradients of the own keys, summed around the ring.
+        """Gradients and row sums of this process's queries, gradients of its keys, summed around the ring.
 
         `kept` has the shapes of the keys' gradients: key (..., K, D), value (..., K, Dv), weight (..., K).
         """

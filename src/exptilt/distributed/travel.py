@@ -75,7 +75,7 @@ class Sending:
 def tour(
     members: Members, own: Sequence[Tensor | None], shapes: Sequence[Sequence[Shape]], caller: str
 ) -> Iterator[tuple[int, list[Tensor | None]]]:
-    """Rank and tensors of each process in turn, the own first, while the next are on their way."""
+    """Rank and tensors of each process in turn, this one first, while the next tensors are on their way."""
     tensors, message, source = list(own), None, members.rank
     device = next(x.device for x in own if x is not None)
     for step in range(members.count):

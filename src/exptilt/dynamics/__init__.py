@@ -1,6 +1,6 @@
 r"""Ascent on the log-normalizer: renormalised flows, fixed points, equilibria.
 
-    η ← RN(η + step · Σ_n softmax_n(β<x_n,η>) x_n)
+    η ← RN(η + step · Σ_n softmax_n(β⟨x_n,η⟩) x_n)
 
 `Flow` runs this update, in steps or in continuous time; `Trajectory` holds its states and measurements.
 `fixed_point` finds and differentiates the fixed points of this or any other map; `Equilibrium` is a layer

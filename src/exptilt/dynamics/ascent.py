@@ -1,10 +1,10 @@
 r"""One step of ascent on the log-normalizer (THEORY B1), the convention of the whole folder:
 
-    η ← η + step · g(η),      g(η) = Σ_n softmax_n(β<x_n,η>) x_n = (1/β) ∇_η log Σ_n e^{β<x_n,η>}
+    η ← η + step · g(η),      g(η) = Σ_n softmax_n(β⟨x_n,η⟩) x_n = (1/β) ∇_η log Σ_n e^{β⟨x_n,η⟩}
 
 β multiplies the scores and does not multiply the step. The log-normalizer that goes with it is
 
-    G(βη) = log Σ_n e^{β<x_n,η>}        (any measure h: log ∫ h(x) e^{β<x,η>}, and g(η) = ∇G at βη).
+    G(βη) = log Σ_n e^{β⟨x_n,η⟩}        (any measure h: log ∫ h(x) e^{β⟨x,η⟩}, and g(η) = ∇G at βη).
 
 The measure is that of the moving points themselves (self-attention), of patterns held still
 (cross-attention, a Hopfield memory), or any `Measure`. Points are streamed by `exptilt.tilting`: nothing of

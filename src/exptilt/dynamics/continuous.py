@@ -9,8 +9,8 @@ the forward derivative of the renormaliser along g. Every renormaliser of the fo
 its constraint, so D RN(x) is the orthogonal projection on its tangent space. Written out, with r the length
 of x and v = g(x):
 
-    Sphere    v − x<x,v>/r²                          Layer    v − mean_d v − x<x,v>/D
-    RMS       v − x<x,v>/D                           Batch    per coordinate: v − mean_n v − x·mean_n(x v)
+    Sphere    v − x⟨x,v⟩/r²                          Layer    v − mean_d v − x⟨x,v⟩/D
+    RMS       v − x⟨x,v⟩/D                           Batch    per coordinate: v − mean_n v − x·mean_n(x v)
     Whiten    v − mean_n v − B(x − m),     B symmetric with  B S + S B = Cov(v,x) + Cov(x,v)
 
 (the last because Cov(x + h v) = S + h(Cov(v,x) + Cov(x,v)), and A = 1 − hB undoes it to first order). The

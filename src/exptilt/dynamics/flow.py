@@ -1,6 +1,6 @@
 r"""A flow: ascend the log-normalizer, renormalise, repeat.
 
-    η ← RN(η + step · g(η)),      g(η) = Σ_n softmax_n(β<x_n,η>) x_n     (``ascent.py``, ``renormalizers.py``)
+    η ← RN(η + step · g(η)),      g(η) = Σ_n softmax_n(β⟨x_n,η⟩) x_n     (``ascent.py``, ``renormalizers.py``)
 
 With moving patterns this is self-attention with a skip connection and a norm after it, layer upon layer
 without weights; with patterns held still this is cross-attention, and without RN each point runs off along an
@@ -73,7 +73,7 @@ class Flow:
     Args:
         renormalize: "layer", "rms", "batch", "whiten", "sphere", None, an instance such as
             ``Whiten(mean, covariance)``, or any function from points ``(..., N, D)`` to points.
-        beta: factor of the scores <x,η>, ≥ 0; it does not multiply the step.
+        beta: factor of the scores ⟨x,η⟩, ≥ 0; it does not multiply the step.
         step: step size along g, > 0.
         patterns: the measure that is ascended: None for the points themselves; ``(..., M, D)`` for patterns
             held still; or a `Measure` on D-vectors, such as `Gaussian`, or `Empirical` for patterns with

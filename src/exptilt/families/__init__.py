@@ -12,7 +12,6 @@ from exptilt._support.linalg import pack, unpack
 from exptilt._support.solution import Solution, Status
 from exptilt.families.batch import stack
 from exptilt.families.divergence import kl
-from exptilt.families.estimate import Estimate
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.maximum_entropy import maximum_entropy
 from exptilt.families.measure import Measure
@@ -62,7 +61,6 @@ __all__ = [
     "DiagonalGaussian",
     "Dirichlet",
     "Empirical",
-    "Estimate",
     "Exponential",
     "ExponentialFamily",
     "FromDensity",

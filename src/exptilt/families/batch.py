@@ -11,8 +11,9 @@ If t(x) is x, E[x] and Var[x] are the mean and the diagonal of the covariance. T
 Dirichlet, Wishart, ...) give closed forms in `_event_moments`.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape
 from exptilt._support.transforms import pytree
+from exptilt.families.checks import one_coordinate, unlike_an_event
 
 
 class Batched(ABC):
@@ -99,6 +101,109 @@ class Batched(ABC):
             return function(leaf.expand((*batch, *leaf.shape[leaf.ndim - event :])), event)
 
         return self.map(apply)
+
+
+Some = TypeVar("Some", bound=Batched)
+
+
+STATIC = {"static": True}
+"""Metadata of a dataclass field that is not a tensor: `.to`, `vmap` and the like leave it unchanged."""
+
+
+def make(cls: type[Some], **fields: Any) -> Some:
+    """An instance made from valid fields without the constructor's checks."""
+    instance = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+class Fields(Batched):
+    """Base of the frozen dataclasses of tensors ``batch + event``: shapes, conversions, and a pytree node."""
+
+    event_dims: ClassVar[Mapping[str, int]]
+    """For each tensor field, its number of event axes (trailing axes that are not batch)."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        name = f"{cls.__module__}.{cls.__qualname__}".replace(".families.members.", ".families.")
+        pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=name)
+
+    @property
+    @abstractmethod
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor that makes up one x."""
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the leading axes, fields broadcast together."""
+        return common_shape(*[leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the fields."""
+        return self._leaves()[0][0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the fields."""
+        return self._leaves()[0][0].device
+
+    def to(
+        self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same measure on another device or in another dtype.
+
+        Args:
+            arguments: a device, a dtype or both, as for `torch.Tensor.to`.
+            device: the device, by keyword.
+            dtype: the dtype, by keyword.
+        """
+        given = {"device": device, "dtype": dtype}
+        named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return self.map(lambda leaf, _: leaf.to(*arguments, **named))
+
+    def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        """Apply a function to every tensor field, nested ones too.
+
+        Args:
+            function: takes a tensor ``(..., event)`` and its number of event axes.
+        """
+        _, spec = pytree.tree_flatten(self)
+        changed: Self = pytree.tree_unflatten([function(leaf, event) for leaf, event in self._leaves()], spec)
+        return changed
+
+    def _leaves(self) -> list[tuple[Tensor, int]]:
+        """Every tensor with its number of event axes, in the order of the pytree."""
+        return [(getattr(self, name), event) for name, event in self.event_dims.items()]
+
+    def _event(self, x: Any) -> Any:
+        """The event x in the measure's dtype; an error unless its tensors end in the event shapes."""
+        wanted = self.event_shapes
+        x = one_coordinate(x, self._leaves()[0][0]) if wanted == ((1,),) else x
+        leaves = pytree.tree_leaves(x)
+        good = len(leaves) == len(wanted) and all(isinstance(leaf, Tensor) for leaf in leaves)
+        if not good or any(
+            leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)
+        ):
+            raise unlike_an_event(type(self).__name__, wanted, leaves)
+        return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
+
+
+def _flatten(held: Fields) -> tuple[list[Any], tuple[Any, ...]]:
+    fields = dataclasses.fields(held)  # type: ignore[arg-type]
+    children = [getattr(held, field.name) for field in fields if not field.metadata.get("static")]
+    return children, tuple(getattr(held, field.name) for field in fields if field.metadata.get("static"))
+
+
+def _unflattener(cls: type[Fields]) -> Callable[[Any, Any], Fields]:
+    def unflatten(children: Any, context: tuple[Any, ...]) -> Fields:
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        tensors, others = iter(children), iter(context)
+        made = {field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
+        return make(cls, **made)
+
+    return unflatten
 
 
 class BatchError(ArgumentError, IndexError, TypeError):
@@ -242,9 +347,6 @@ class InnerDraws(ABC):
     def _log_prob_inner(self, y: Any) -> Tensor:
         """Log-density of x at a draw in the inner form."""
         return self.log_prob(y)
-
-
-Some = TypeVar("Some", bound=Batched)
 
 
 def stack(measures: Sequence[Some], dim: int = 0) -> Some:

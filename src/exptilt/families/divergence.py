@@ -4,7 +4,7 @@ r"""Kullback–Leibler divergence between any two measures that can be compared.
 
 Within one exponential family it is a Bregman divergence of A, arguments swapped (THEORY A10):
 
-    KL(p_θ ‖ p_θ') = A(θ') − A(θ) − <∇A(θ), θ' − θ>.
+    KL(p_θ ‖ p_θ') = A(θ') − A(θ) − ⟨∇A(θ), θ' − θ⟩.
 
 Mixtures have no closed form. They get a sample mean with its standard error and a bracket that holds for
 certain (`mixture_bounds`). The `kind` of the returned `Estimate` says whether it is exact.

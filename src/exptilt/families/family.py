@@ -1,6 +1,6 @@
 r"""Exponential families with a finite statistic.
 
-    p(x|θ) = b(x) e^{<u(x), θ> − A(θ)},     m = ∇A(θ) = E[u],     ∇²A(θ) = Cov[u] = Fisher information
+    p(x|θ) = b(x) e^{⟨u(x), θ⟩ − A(θ)},     m = ∇A(θ) = E[u],     ∇²A(θ) = Cov[u] = Fisher information
 
 A family is a normalised `Measure` that also knows its whole sufficient statistic u(x), laid out as one flat
 vector ``(..., K)`` whose first D entries are the t(x) that tilting acts on. So tilting adds η to the first D
@@ -197,9 +197,10 @@ class ExponentialFamily(Measure):
         inside = (x > low) & (x < high) if self._open_ends else (x >= low) & (x <= high)
         if self.base is Base.COUNTING:
             inside = inside & (x == x.floor())
-        return (
-            inside.all(-1) if total is None else inside.all(-1) & (x.sum(-1, keepdim=True) == total)[..., 0]
-        )
+        if total is not None:
+            inside = inside & (x.sum(-1, keepdim=True) == total)
+        every: Tensor = inside.all(-1)
+        return every
 
     def _diverges(self, eta: Tensor) -> Tensor | None:
         return None if self._tilts_everywhere else ~self._with_natural(self._shifted(eta))._in_domain()
@@ -224,7 +225,7 @@ class ExponentialFamily(Measure):
         return both - one - two + rounding.detach()
 
     def _entropy(self) -> Tensor:
-        """Entropy A(θ) − <θ, E u> for base measure b = 1."""
+        """Entropy A(θ) − ⟨θ, E u⟩ for base measure b = 1."""
         return self._log_partition() - dot(self.natural_parameter, self.mean_parameter)
 
     def _log_prob(self, x: Any) -> Tensor:
@@ -376,7 +377,7 @@ class ExponentialFamily(Measure):
         return cls._statistic(x)
 
     def entropy(self) -> Tensor:
-        """A(θ) − <θ, E u> − E log b(x).
+        """A(θ) − ⟨θ, E u⟩ − E log b(x).
 
         Returns:
             ``(...)``, in nats.

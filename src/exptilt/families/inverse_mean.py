@@ -1,6 +1,6 @@
 r"""Derivatives of the log-normalizer, and the inverse of the mean map.
 
-The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − <m, η> with damped Newton
+The mean map η ↦ ∇G(η) is inverted by minimising the convex function F(η) = G(η) − ⟨m, η⟩ with damped Newton
 steps
 
     η ← η − t ∇²G(η)⁻¹ (∇G(η) − m),     t = 1, ½, ¼, ... until F falls enough (Armijo).
@@ -10,7 +10,7 @@ the residual still falls to zero, so a small residual proves nothing; but Newton
 instead of shrinking quadratically. A problem counts as solved only when the residual is within the tolerance
 *and* the step has shrunk. Outside, of points x_n with masses w_n,
 
-    F(η) = log Σ_n w_n e^{<x_n − m, η>} < min_n log w_n     proves     <x_n − m, η> < 0 for every n:
+    F(η) = log Σ_n w_n e^{⟨x_n − m, η⟩} < min_n log w_n     proves     ⟨x_n − m, η⟩ < 0 for every n:
 
 η separates m from all points, and the search ends. For each unsolved problem the measure then says how far m
 is outside, or that m is on the boundary (all points lie on one side of a hyperplane through m). If neither is
@@ -152,8 +152,9 @@ def newton(
         # has all the weight. This term vanishes with the slope, so the last steps are pure Newton steps.
         # A density keeps some variance everywhere: there the term is in units of the tilted variance.
         slope = torch.linalg.vector_norm(frame.pull(measure._step_for(here.mean, mean)), dim=-1)[..., None]
-        least = local.diagonal(dim1=-2, dim2=-1).amin(-1, keepdim=True) if floor is None else 1.0
-        factor = _factor(local + torch.diag_embed(0.01 * (least * slope).expand_as(mean)))
+        if floor is None:
+            slope = slope * local.diagonal(dim1=-2, dim2=-1).amin(-1, keepdim=True)
+        factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
         before = last = (here.mean - mean).abs().amax(-1)
         turn = 0
         while True:
@@ -187,8 +188,8 @@ def newton(
     eta, residual = here.eta.to(target.dtype), (here.mean - mean).abs()
     if eta.dtype != mean.dtype:  # the answer is rounded: say what the rounded one reaches
         residual = (measure._mean(eta.to(mean.dtype)) - mean).abs()
-        last = torch.finfo(eta.dtype).eps
-        enough = max(tolerance, last**0.75) * spread + 16 * last * target.abs()
+        digit = torch.finfo(eta.dtype).eps
+        enough = max(tolerance, digit**0.75) * spread + 16 * digit * target.abs()
         rounded = done & (residual > enough).any(-1)
         done, stalled = done & ~rounded, stalled | rounded
     code, distance = _classify(given, target, done, stalled, spread)
@@ -237,7 +238,7 @@ class Frame(NamedTuple):
         return matvec(self.basis, move)
 
     def away(self, offset: Tensor) -> tuple[Tensor, Tensor]:
-        """The η along the flat directions that points to a mean off by ``offset``, and <offset, η>."""
+        """The η along the flat directions that points to a mean off by ``offset``, and ⟨offset, η⟩."""
         components = matvec(self.normal.mT, offset)
         return matvec(self.normal, components), dot(components, components)
 

@@ -1,17 +1,17 @@
 r"""Maximum entropy under mean constraints.
 
-    primal   min_x  log Σ_i e^{y_i} − <c, x>,   y = Ax + b
-    dual     max_ν  <b, ν> − Σ_i ν_i log ν_i    such that  Σ_i ν_i = 1,  A'ν = c,  ν ≥ 0
+    primal   min_x  log Σ_i e^{y_i} − ⟨c, x⟩,   y = Ax + b
+    dual     max_ν  ⟨b, ν⟩ − Σ_i ν_i log ν_i    such that  Σ_i ν_i = 1,  A'ν = c,  ν ≥ 0
 
 (THEORY A11 has c = 0.) The gap is zero and ν = softmax(Ax + b): the law of largest entropy relative to the
 base measure e^b that satisfies the constraints is that base measure tilted, and the multipliers x are the
 tilt. So the work is `Empirical(A, b).natural(c)`: the rows of A are the points.
 
 `conflicting` says which mean constraints contradict each other. A law ν on the points x_n with mean m exists
-unless some d has <d, x_n − m> < 0 for every n (Farkas). The constraints that such a d uses, d_j ≠ 0, cannot
+unless some d has ⟨d, x_n − m⟩ < 0 for every n (Farkas). The constraints that such a d uses, d_j ≠ 0, cannot
 all be met: the d with the least Σ|d_j| is found by a linear program,
 
-    min Σ_j |d_j|     such that     <d, x_n − m> ≤ −1 for every n,
+    min Σ_j |d_j|     such that     ⟨d, x_n − m⟩ ≤ −1 for every n,
 
 and uses few constraints. Then blocks of them (halves, quarters, down to single ones) are dropped wherever the
 rest still contradict each other. The result is a minimal set: none of its constraints can be dropped.
@@ -48,8 +48,8 @@ class MaximumEntropy:
     Args:
         log_probability: ``(..., n)``, log ν, the law of largest entropy.
         multiplier: ``(..., k)``, x.
-        primal: ``(...)``, log Σ e^{Ax+b} − <c,x>.
-        dual: ``(...)``, <b,ν> + H(ν).
+        primal: ``(...)``, log Σ e^{Ax+b} − ⟨c,x⟩.
+        dual: ``(...)``, ⟨b,ν⟩ + H(ν).
         gap: ``(...)``, primal − dual.
         conflict: for each problem that cannot be satisfied, by its batch index, the names of constraints that
             contradict each other; empty under `torch.func`, where values cannot be read.

@@ -1,9 +1,9 @@
 r"""A measure h, tilted.
 
-    G(η) = log ∫ h(x) e^{<t(x), η>} dx,     ∇G(η) = E_η[t],     ∇²G(η) = Cov_η[t]
+    G(η) = log ∫ h(x) e^{⟨t(x), η⟩} dx,     ∇G(η) = E_η[t],     ∇²G(η) = Cov_η[t]
 
 `Measure` is a frozen dataclass of tensors whose leading axes are batch. A subclass gives the log-normalizer G
-and the tilted measure h(x) e^{<t(x),η>−G(η)}; everything else follows here: mean, covariance,
+and the tilted measure h(x) e^{⟨t(x),η⟩−G(η)}; everything else follows here: mean, covariance,
 the inverse of the mean map, the Bregman divergence of G and its conjugate G*. A subclass that knows a closed
 form gives it in the hook of the same name with an underscore; the laws in `tests/laws` hold each against the
 derivative.
@@ -16,9 +16,9 @@ D)``; a matrix is laid out by `exptilt._support.linalg.pack`.
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, distributions
@@ -29,11 +29,11 @@ from exptilt._support.linalg import common_shape, dot
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
-from exptilt.families.batch import Batched, EventMoments, InnerDraws
-from exptilt.families.checks import one_coordinate, sizes, unlike_an_event
+from exptilt.families.batch import STATIC as STATIC
+from exptilt.families.batch import EventMoments, Fields, InnerDraws
+from exptilt.families.batch import make as make
+from exptilt.families.checks import one_coordinate, sizes
 from exptilt.families.estimate import Estimate
-
-SomeMeasure = TypeVar("SomeMeasure", bound="Measure")
 
 
 class Base(Enum):
@@ -45,31 +45,11 @@ class Base(Enum):
     SIMPLEX = "a density on the simplex"
 
 
-STATIC = {"static": True}
-"""Metadata of a dataclass field that is not a tensor: `.to`, `vmap` and the like leave it unchanged."""
-
-
-def make(cls: type[SomeMeasure], **fields: Any) -> SomeMeasure:
-    """An instance made from valid fields without the constructor's checks."""
-    instance = object.__new__(cls)
-    for name, value in fields.items():
-        object.__setattr__(instance, name, value)
-    return instance
-
-
-class Measure(Batched, EventMoments, InnerDraws):
+class Measure(Fields, EventMoments, InnerDraws):
     """Base class of every measure; derives all else from the log-normalizer."""
-
-    event_dims: ClassVar[Mapping[str, int]]
-    """For each tensor field, its number of event axes (trailing axes that are not batch)."""
 
     identity_coordinate: ClassVar[bool] = True
     """Whether t(x) is x itself."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        name = f"{cls.__module__}.{cls.__qualname__}".replace(".families.members.", ".families.")
-        pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=name)
 
     # A subclass must define these.
 
@@ -84,7 +64,7 @@ class Measure(Batched, EventMoments, InnerDraws):
 
     @abstractmethod
     def _tilt(self, eta: Tensor) -> Self:
-        """The measure h e^{<t,η>}, normalised where the class holds normalised measures."""
+        """The measure h e^{⟨t,η⟩}, normalised where the class holds normalised measures."""
 
     @abstractmethod
     def _log_prob(self, x: Any) -> Tensor:
@@ -185,7 +165,7 @@ class Measure(Batched, EventMoments, InnerDraws):
         return None
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """G* on the boundary of the hull; ``reached (...)`` is <m,η> − G(η) where Newton's method stopped."""
+        """G* on the boundary of the hull; ``reached (...)`` is ⟨m,η⟩ − G(η) where Newton's method stopped."""
         return reached
 
     def _face(self, mean: Tensor, where: Tensor) -> "Measure | None":
@@ -198,47 +178,8 @@ class Measure(Batched, EventMoments, InnerDraws):
 
     # Common to all measures.
 
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the leading axes, fields broadcast together."""
-        return common_shape(*[leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the fields."""
-        return self._leaves()[0][0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the fields."""
-        return self._leaves()[0][0].device
-
-    def to(
-        self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
-        """The same measure on another device or in another dtype.
-
-        Args:
-            arguments: a device, a dtype or both, as for `torch.Tensor.to`.
-            device: the device, by keyword.
-            dtype: the dtype, by keyword.
-        """
-        given = {"device": device, "dtype": dtype}
-        named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return self.map(lambda leaf, _: leaf.to(*arguments, **named))
-
-    def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Apply a function to every tensor field, nested ones too.
-
-        Args:
-            function: takes a tensor ``(..., event)`` and its number of event axes.
-        """
-        _, spec = pytree.tree_flatten(self)
-        changed: Self = pytree.tree_unflatten([function(leaf, event) for leaf, event in self._leaves()], spec)
-        return changed
-
     def log_normalizer(self, eta: Tensor) -> Tensor:
-        """G(η) = log ∫ h(x) e^{<t(x),η>}.
+        """G(η) = log ∫ h(x) e^{⟨t(x),η⟩}.
 
         Args:
             eta: ``(..., D)``.
@@ -286,7 +227,7 @@ class Measure(Batched, EventMoments, InnerDraws):
         return self._covariance_product(eta, vector)
 
     def tilt(self, eta: Tensor) -> Self:
-        """The measure h(x) e^{<t(x),η>}, of the same class; ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
+        """The measure h(x) e^{⟨t(x),η⟩}, of the same class; ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
 
         Args:
             eta: ``(..., D)``, finite; its batch axes broadcast with those of the measure.
@@ -321,7 +262,7 @@ class Measure(Batched, EventMoments, InnerDraws):
         return self._natural(mean, tolerance, max_steps)
 
     def conjugate(self, mean: Tensor) -> Tensor:
-        """G*(m) = sup_η <m,η> − G(η).
+        """G*(m) = sup_η ⟨m,η⟩ − G(η).
 
         Args:
             mean: ``(..., D)``.
@@ -344,7 +285,7 @@ class Measure(Batched, EventMoments, InnerDraws):
         return torch.where(solution.code == Status.OUTSIDE.code, torch.inf, value)
 
     def bregman(self, a: Tensor, b: Tensor) -> Tensor:
-        """B_G(a,b) = G(a) − G(b) − <∇G(b), a−b>, which is KL(p_b ‖ p_a): mind the order.
+        """B_G(a,b) = G(a) − G(b) − ⟨∇G(b), a−b⟩, which is KL(p_b ‖ p_a): mind the order.
 
         Args:
             a: ``(..., D)``.
@@ -448,22 +389,6 @@ class Measure(Batched, EventMoments, InnerDraws):
         entries(type(self).__name__, name, eta, ~diverges, wanted)
         return eta if is_concrete(eta, diverges) else torch.where(diverges.unsqueeze(-1), torch.nan, eta)
 
-    def _leaves(self) -> list[tuple[Tensor, int]]:
-        """Every tensor with its number of event axes, in the order of the pytree."""
-        return [(getattr(self, name), event) for name, event in self.event_dims.items()]
-
-    def _event(self, x: Any) -> Any:
-        """The event x in the measure's dtype; an error unless its tensors end in the event shapes."""
-        wanted = self.event_shapes
-        x = one_coordinate(x, self._leaves()[0][0]) if wanted == ((1,),) else x
-        leaves = pytree.tree_leaves(x)
-        good = len(leaves) == len(wanted) and all(isinstance(leaf, Tensor) for leaf in leaves)
-        if not good or any(
-            leaf.shape[leaf.ndim - len(shape) :] != shape for leaf, shape in zip(leaves, wanted, strict=True)
-        ):
-            raise unlike_an_event(type(self).__name__, wanted, leaves)
-        return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
-
     def _checked(self, vector: Tensor, name: str) -> Tensor:
         kind, shape = type(self).__name__, f"(..., {self.dimension})"
         vector = one_coordinate(vector, self._leaves()[0][0]) if self.dimension == 1 else vector
@@ -475,22 +400,6 @@ class Measure(Batched, EventMoments, InnerDraws):
             convert = "Convert one with .to(dtype)."
             raise ArgumentError(f"{name} is {vector.dtype}, this {kind} is {self.dtype}. {convert}")
         return vector
-
-
-def _flatten(measure: Measure) -> tuple[list[Any], tuple[Any, ...]]:
-    fields = dataclasses.fields(measure)  # type: ignore[arg-type]
-    children = [getattr(measure, field.name) for field in fields if not field.metadata.get("static")]
-    return children, tuple(getattr(measure, field.name) for field in fields if field.metadata.get("static"))
-
-
-def _unflattener(cls: type[Measure]) -> Callable[[Any, Any], Measure]:
-    def unflatten(children: Any, context: tuple[Any, ...]) -> Measure:
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-        tensors, others = iter(children), iter(context)
-        made = {field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
-        return make(cls, **made)
-
-    return unflatten
 
 
 def _kind(other: distributions.Distribution) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 r"""How families go together: conjugate updating, predictive laws, and families that contain others.
 
-If the likelihood of an observation x is c(x) e^{<u(ξ), e(x)>} in the parameter ξ, with u the sufficient
+If the likelihood of an observation x is c(x) e^{⟨u(ξ), e(x)⟩} in the parameter ξ, with u the sufficient
 statistic of ξ's prior, then the posterior has natural parameter θ + Σ_n e(x_n). `posterior` knows e for the
 pairs below; `ExponentialFamily.update` takes any such sum.
 

@@ -3,6 +3,7 @@
 import sys
 
 from exptilt._support.former import former_names
+from exptilt.lens import edits
 from exptilt.lens.differentiable import differentiable
 from exptilt.lens.heads.kinds import HeadKind
 from exptilt.lens.inputs.media import Picture
@@ -11,13 +12,11 @@ from exptilt.lens.studying.results import Study
 from exptilt.lens.studying.study import study
 from exptilt.lens.training.clip import clip_qk_
 from exptilt.lens.training.monitor import TrainingMonitor
-from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.record import Record
 from exptilt.lens.watching.transformers_hook import register
 from exptilt.lens.watching.watch import NothingSeenError, watch
 
 __all__ = [
-    "AttentionCall",
     "HeadKind",
     "NothingSeenError",
     "Picture",
@@ -27,6 +26,7 @@ __all__ = [
     "clip_qk_",
     "compare",
     "differentiable",
+    "edits",
     "register",
     "study",
     "watch",

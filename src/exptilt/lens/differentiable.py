@@ -55,15 +55,13 @@ class differentiable(ContextDecorator):
             )
         self._model = model
         self._open: list[Interception | None] = []
-        self._attended = False
 
     def __enter__(self) -> nn.Module:
         around = innermost()
         if around is not None and self._model in around.modules:
             self._open.append(None)  # inside a watch of this model `attend` computes its attention already
             return self._model
-        self._attended = False
-        seen = Intercepted(self._model, uncast(self._attend), self._look_at, lambda *_: None, quiet=True)
+        seen = Intercepted(self._model, uncast(_attend), _refuse_dropout, lambda *_: None, quiet=True)
         self._open.append(Interception(seen).__enter__())
         return self._model
 
@@ -72,25 +70,18 @@ class differentiable(ContextDecorator):
         if opened is None:
             return
         opened.__exit__(*raised)
-        if raised[0] is None and opened.intercepted.ran and not self._attended:
+        if raised[0] is None and opened.intercepted.ran and not opened.intercepted.attended:
             text = (
                 f"differentiable: {opened.intercepted.name} ran, but none of its attention goes through "
-                "transformers' interface, scaled_dot_product_attention or MultiheadAttention; its derivatives "
-                "are those that torch has for it as it is."
+                "transformers' interface, scaled_dot_product_attention or MultiheadAttention; its "
+                "derivatives are those that torch has for it as it is."
             )
             warnings.warn(text, ExptiltWarning, stacklevel=2)
-
-    def _look_at(self, request: Request) -> None:
-        self._attended = True
-        _refuse_dropout(request)
-
-    def _attend(self, request: Request) -> Tensor:
-        self._look_at(request)
-        return _attend(request)
 
 
 def _attend(request: Request) -> Tensor:
     """The output of a request, with all derivatives."""
+    _refuse_dropout(request)
     return attend(request.query, request.key, request.value, **request.options, check=False).output
 
 

@@ -3,8 +3,8 @@
 from exptilt._support.former import former_names
 from exptilt.losses.cross_entropy import fisher_vector_product, linear_cross_entropy
 from exptilt.losses.diagnose import diagnose
+from exptilt.losses.distillation import linear_kl
 from exptilt.losses.info_nce import clip, info_nce
-from exptilt.losses.linear_kl import linear_kl
 from exptilt.losses.nt_xent import nt_xent, supervised_contrastive
 from exptilt.losses.sampled import nce, sampled_softmax
 from exptilt.losses.sigmoid import sigmoid

@@ -1,6 +1,6 @@
 r"""The language-model head and its loss, without the matrix of logits.
 
-    loss_i = G_i − (1 − ε) s_{i,t_i} − ε mean_j s_ij + z G_i²,    s_ij = softcap(scale <h_i, w_j>) + b_j
+    loss_i = G_i − (1 − ε) s_{i,t_i} − ε mean_j s_ij + z G_i²,    s_ij = softcap(scale ⟨h_i, w_j⟩) + b_j
 
 with t the targets, ε the label smoothing, z the z-loss. G is streamed over the vocabulary by the core, with
 all its derivatives. The score of the target and the mean score are cheap, but their gradients in the
@@ -59,7 +59,7 @@ class CrossEntropy(NamedTuple):
 
 
 class Head(Function):
-    """(weight, hidden, target, smooth) → the weight itself, <h_i, w_{t_i}>, and the mean row if `smooth`.
+    """(weight, hidden, target, smooth) → the weight itself, ⟨h_i, w_{t_i}⟩, and the mean row if `smooth`.
 
     The core is given the weight that comes out, so that in a backward pass this function gets the core's
     gradient and adds its own to it, in place unless the backward pass is itself differentiated. For reverse
@@ -127,7 +127,7 @@ def linear_cross_entropy(
         target: ``(...)``, whole numbers from 0 to V − 1, or `ignore_index`.
         bias: ``(V,)``.
         softcap: c > 0, for logits c·tanh(s/c).
-        scale: factor of <h, w>.
+        scale: factor of ⟨h, w⟩.
         z_loss: z ≥ 0 adds z G² to the loss of each token.
         label_smoothing: ε from 0 to 1, the share of the uniform distribution in the target distribution.
         ignore_index: the target of tokens that do not count.
@@ -417,7 +417,7 @@ def fisher_vector_product(
         weight: ``(V, D)``.
         direction: (ḣ, Ẇ, ḃ), of the shapes of hidden, weight and bias ``(V,)``; None stands for 0.
         bias: ``(V,)``.
-        scale: factor of <h, w>.
+        scale: factor of ⟨h, w⟩.
 
     Returns:
         The product's three parts, of the shapes of hidden, weight and ``(V,)``.
@@ -431,6 +431,11 @@ def fisher_vector_product(
     target = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
     _check(caller, hidden, weight, target, bias, 0.0, 0.0, "sum")
     b = torch.zeros_like(weight[:, 0]) if bias is None else bias
+    if len(direction) != 3:
+        raise ArgumentError(
+            f"{caller}: direction has {len(direction)} entries. Pass three, of hidden, weight and bias; "
+            "each a tensor or None."
+        )
     primal: tuple[Tensor, Tensor, Tensor] = (hidden.reshape(-1, hidden.shape[-1]), weight, b)
     given = [
         torch.zeros_like(x) if v is None else v for x, v in zip((hidden, weight, b), direction, strict=True)

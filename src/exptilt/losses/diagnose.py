@@ -3,7 +3,7 @@ r"""Statistics of a contrastive batch as its loss sees it.
     entropy of the wrong keys: H(p | wrong), effective negatives: e^H
     alignment: E |x_i − y_i|²,   uniformity: log E_{i≠j} e^{−2 |x_i − x_j|²}      (Wang and Isola 2020)
 
-Uniformity is a log-normalizer as well: |x − y|² = 2 − 2<x, y> on the sphere.
+Uniformity is a log-normalizer as well: |x − y|² = 2 − 2⟨x, y⟩ on the sphere.
 """
 
 import math
@@ -111,7 +111,7 @@ def diagnose(
     entropy = both + (1 - p) * wrong.entropy
     every = torch.cat([x, y])
     pairs = every.shape[0] * (every.shape[0] - 1)
-    near = all_but_own(2 * every, 2 * every).log_normalizer  # scores 4<x, y>, and −2|x − y|² = 4<x, y> − 4
+    near = all_but_own(2 * every, 2 * every).log_normalizer  # scores 4⟨x, y⟩, and −2|x − y|² = 4⟨x, y⟩ − 4
     return Diagnosis(
         loss,
         torch.logaddexp(wrong.log_normalizer, positive),

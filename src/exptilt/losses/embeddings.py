@@ -2,7 +2,7 @@ r"""Embeddings and temperatures as every contrastive loss takes them, and the lo
 
 Embeddings of half precision are widened to float32 first, and autocast is kept out, as torch does for its
 own losses. A temperature τ may be a number or a tensor to learn: the anchors are divided by it, so that
-scores are <x, y>/τ and gradients reach τ like any other tensor.
+scores are ⟨x, y⟩/τ and gradients reach τ like any other tensor.
 """
 
 from collections.abc import Callable
@@ -187,7 +187,7 @@ def cooled(caller: str, x: Tensor, temperature: float | Tensor) -> Tensor:
 def alternatives(
     query: Tensor, key: Tensor, *, causal: bool = False, among: Peers | None = None
 ) -> AttentionResult:
-    """The statistics, each ``(N,)``, of the scores <q, k> of queries ``(N, d)`` against keys ``(K, d)``.
+    """The statistics, each ``(N,)``, of the scores ⟨q, k⟩ of queries ``(N, d)`` against keys ``(K, d)``.
 
     With peers the keys are those of all processes.
     """

@@ -19,9 +19,9 @@ from exptilt._support.transforms import apply, in_forward_mode, in_transform
 from exptilt.distributed.collectives import largest
 from exptilt.losses.cross_entropy import Vocabulary, capped
 from exptilt.tilting.derivatives.rows import Results, Rows
-from exptilt.tilting.divergence import divergence_terms
+from exptilt.tilting.divergences import divergence_terms
 
-CHUNK = 2**23  # scores of a chunk: 34 MB in float32, once for the student and once for the teacher
+CHUNK = 3 * 2**21  # scores of a chunk: 25 MB in float32, once for the student and once for the teacher
 BLOCK = 2**18  # scores of a chunk that are looked at together: 1 MB
 
 
@@ -154,34 +154,34 @@ class Heads:
         needs = dict(zip(self.names, needed or [False] * len(tensors), strict=True))
         x = dict(zip(self.names, tensors, strict=True))
         grads: dict[str, Tensor] = {name: torch.zeros_like(x[name]) for name, need in needs.items() if need}
-        N, said = x["hidden"].shape[0], []
+        N, V = x["hidden"].shape[0], x["weight"].shape[0]
         sides = [("student", "hidden", "weight", "bias")]
         if "teacher_hidden" in x:
             sides.append(("teacher", "teacher_hidden", "teacher_weight", "teacher_bias"))
-        step = size if self.own.among is not None else max(1, BLOCK // x["weight"].shape[0])
+        step = size if self.own.among is not None else max(1, BLOCK // V)
+        # made once: small results among blocks that come and go would keep the heap from shrinking
+        said = [x["hidden"].new_empty(N) for _ in range(5 if self.statistics else 1)]
+        held = {side: x["hidden"].new_empty(min(size, N), V) for side, *_ in sides}
         for start in range(0, N, size):
-            chunk = slice(start, start + size)
-            products = {side: x[h][chunk] @ x[W].mT for side, h, W, _ in sides}
-            for first in range(start, min(start + size, N), step):
-                block = slice(first, min(first + step, start + size))
+            chunk = slice(start, min(start + size, N))
+            products = {side: y[: chunk.stop - start] for side, y in held.items()}
+            for side, h, W, _ in sides:
+                torch.mm(x[h][chunk], x[W].mT, out=products[side])
+            for first in range(start, chunk.stop, step):
+                block = slice(first, min(first + step, chunk.stop))
                 local = slice(first - start, block.stop - start)
-                said.append(self._block(x, needs, grads, sides, products, block, local, bars))
+                found = self._block(x, needs, grads, sides, products, block, local, bars)
+                for y, part in zip(said, found, strict=True):
+                    y[block] = part
             for side, h, W, _ in sides:
                 if needs[h]:
-                    by_h = products[side] @ x[W]
-                    among = self.own.among
+                    by_h, among = products[side] @ x[W], self.own.among
                     grads[h][chunk] = (
                         by_h if among is None else among.members.reduce(by_h, "sum", "linear_kl")
                     )
                 if needs[W]:
                     grads[W].addmm_(products[side].mT, x[h][chunk])
-            del products
-        results = (
-            [torch.cat(y) for y in zip(*said, strict=True)]
-            if said
-            else [x["hidden"].new_zeros(0)] * (5 if self.statistics else 1)
-        )
-        return [grads.get(name) for name in self.names], results
+        return [grads.get(name) for name in self.names], said
 
     def _block(
         self,

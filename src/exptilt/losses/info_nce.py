@@ -1,6 +1,6 @@
 r"""InfoNCE: which of the keys belongs to this query?
 
-    loss_i = G_i − <q_i, k_i>/τ,   G_i = log Σ_j e^{<q_i, k_j>/τ}
+    loss_i = G_i − ⟨q_i, k_i⟩/τ,   G_i = log Σ_j e^{⟨q_i, k_j⟩/τ}
 
 over the keys of the batch and whatever further negatives there are. No matrix of similarities is kept: G
 and its derivatives are streamed, in memory that grows with the batch and not with its square.
@@ -113,7 +113,7 @@ def _check_candidates(
     caller: str, query: Tensor, negatives: Tensor | None, in_batch: bool, symmetric: bool, group: Group
 ) -> None:
     if group is not None and not in_batch:
-        hint = "Leave in_batch=True, or group=None: negatives of the own queries need no other process."
+        hint = "Leave in_batch=True, or group=None: its own negatives need no other process."
         raise ArgumentError(f"{caller}: group without the batch's own pairs. {hint}")
     if negatives is None and not in_batch:
         raise ArgumentError(f"{caller}: in_batch is False and there are no negatives. Pass one of them.")

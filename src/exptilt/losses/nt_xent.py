@@ -1,6 +1,6 @@
 r"""NT-Xent and the supervised contrastive loss: which of the others is another view of me, or of my class?
 
-    loss_i = G_i − mean_{p ∈ P(i)} <z_i, z_p>/τ,   G_i = log Σ_{j ≠ i} e^{<z_i, z_j>/τ}
+    loss_i = G_i − mean_{p ∈ P(i)} ⟨z_i, z_p⟩/τ,   G_i = log Σ_{j ≠ i} e^{⟨z_i, z_j⟩/τ}
 
 The positives P(i) are the other views of an item, or the others in its class. Their mean score is one dot
 product with a sum of embeddings, so nothing here is of size n × n.
@@ -138,7 +138,7 @@ def _check_mates(caller: str, label: Tensor, some: Tensor, without_positives: st
 
 def _losses(caller: str, z: Tensor, positive: Tensor, temperature: float | Tensor) -> Tensor:
     """One loss for each row of z; `positive` is the mean of the row's positives."""
-    # s = <z_i, z_j>/τ for both sides of the pair: z/√τ against itself
+    # s = ⟨z_i, z_j⟩/τ for both sides of the pair: z/√τ against itself
     root = cooled(caller, torch.ones((), dtype=z.dtype, device=z.device), temperature).sqrt()
     x = z * root
     return surprise(all_but_own(x, x), (x * (positive * root)).sum(-1))

@@ -142,7 +142,7 @@ def _prepared(
 
 
 def _correction(W: Tensor, bias: Tensor | None, log_noise: Tensor | None, samples: int) -> Tensor:
-    """The terms b − log(S Q) ``(V,)`` that are added to <h, w> of each outcome."""
+    """The terms b − log(S Q) ``(V,)`` that are added to ⟨h, w⟩ of each outcome."""
     total = torch.zeros_like(W[:, 0]) if bias is None else bias.to(W.dtype)
     if log_noise is not None:
         total = total - log_noise.to(W.dtype) - math.log(samples)

@@ -1,6 +1,6 @@
 r"""SigLIP's loss: every pair of an image and a text is a question of its own, yes on the diagonal, no off it.
 
-    loss = (1/B) Σ_ij log(1 + e^{−y_ij s_ij}),   s_ij = <x_i, y_j>/τ + b,   y_ij = 1 if i = j, else −1
+    loss = (1/B) Σ_ij log(1 + e^{−y_ij s_ij}),   s_ij = ⟨x_i, y_j⟩/τ + b,   y_ij = 1 if i = j, else −1
 
 Each term is the log-normalizer of two outcomes. The sum is taken over blocks of rows; in a backward pass
 each block is computed again, so that no more than one block is kept.

@@ -1,10 +1,10 @@
 r"""`Hopfield`: a continuous associative memory whose energy is a log-normalizer.
 
-    E(ξ) = −β⁻¹ log Σ_n e^{β<x_n,ξ>} + ½<ξ,ξ> + β⁻¹ log N + ½M²,      M = max_n ‖x_n‖
-    ξ ← Σ_n softmax_n(β<x_n,ξ>) x_n                 (THEORY C1; Ramsauer et al. 2021, eq. 3)
+    E(ξ) = −β⁻¹ log Σ_n e^{β⟨x_n,ξ⟩} + ½⟨ξ,ξ⟩ + β⁻¹ log N + ½M²,      M = max_n ‖x_n‖
+    ξ ← Σ_n softmax_n(β⟨x_n,ξ⟩) x_n                 (THEORY C1; Ramsauer et al. 2021, eq. 3)
 
 The step is the concave–convex procedure on E and never raises it; the two constants make 0 ≤ E ≤ 2M² on the
-hull of the patterns. Other similarities and separations (``similarity.py``, ``separation.py``) change <x,ξ>
+hull of the patterns. Other similarities and separations (``similarity.py``, ``separation.py``) change ⟨x,ξ⟩
 and β⁻¹ log Σ exp. With all of them no step raises E; the bounds hold for all but the polynomial,
 whose weights do not sum to one.
 
@@ -217,7 +217,7 @@ class Hopfield:
         """The energy of each state, constants included: between 0 and 2M² on the hull of the patterns.
 
         Near β = 0 it is a small difference of terms of size β⁻¹ log N: expect an error of that size times the
-        precision. It is infinite where ½<ξ,ξ> overflows, and NaN where only β times a score does (softmax).
+        precision. It is infinite where ½⟨ξ,ξ⟩ overflows, and NaN where only β times a score does (softmax).
 
         Args:
             state: ``(..., D)``; for patterns with leading axes ``(..., *leading axes, Q, D)``.
@@ -231,7 +231,7 @@ class Hopfield:
         reach = self.similarity.reach(self._largest[..., None]).reshape(beta.shape)
         own = query.square().sum(-1) / 2
         energy = own - potential + (reach / 2 - self.rule.uniform(self.count) / beta)[..., None]
-        # E ≥ ½(‖ξ‖ − M)²: infinite where ½<ξ,ξ> overflows, even if the potential overflows too
+        # E ≥ ½(‖ξ‖ − M)²: infinite where ½⟨ξ,ξ⟩ overflows, even if the potential overflows too
         return torch.where(own.isinf(), own, energy).reshape(state.shape[:-1])
 
     def advance(self, rows: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 r"""A memory as a layer of a network: states settle among keys, then read values.
 
-    ξ ← Σ_n softmax_n(β_h <k_n, ξ>) k_n      (steps − 1 times, or to the fixed point)
-    z = Σ_n softmax_n(β_h <k_n, ξ>) v_n
+    ξ ← Σ_n softmax_n(β_h ⟨k_n, ξ⟩) k_n      (steps − 1 times, or to the fixed point)
+    z = Σ_n softmax_n(β_h ⟨k_n, ξ⟩) v_n
 
 `hopfield_attention` is the function. With one step it is attention with scale β_h: β has one number a head,
 which multiplies that head's queries and no others. The modules own parameters and call it. `HopfieldLayer`
@@ -37,7 +37,7 @@ def _sharpened(state: Tensor, beta: Tensor) -> Tensor:
 
 
 def _weights(state: Tensor, key: Tensor, beta: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(β<k,ξ>) ``(..., H, Q, N)``; 0 for a state that sees nothing."""
+    """softmax(β⟨k,ξ⟩) ``(..., H, Q, N)``; 0 for a state that sees nothing."""
     score = (_sharpened(state, beta) @ key.mT).to(wide(state.dtype))
     if mask is None:
         return torch.softmax(score, -1)

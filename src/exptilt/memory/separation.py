@@ -3,14 +3,14 @@ r"""How scores become weights: the separation, as the gradient of a convex funct
 Each separation has a convex Ω whose conjugate gives potential and weights (Hopfield–Fenchel–Young, Santos et
 al. 2024):
 
-    Ψ(s) = β⁻¹ Ω*(βs) = max_y <y,s> − β⁻¹ Ω(y),      y(s) = ∇Ψ(s),      a step is  ξ ← Σ_i y_i k_i = ∇_ξ Ψ.
+    Ψ(s) = β⁻¹ Ω*(βs) = max_y ⟨y,s⟩ − β⁻¹ Ω(y),      y(s) = ∇Ψ(s),      a step is  ξ ← Σ_i y_i k_i = ∇_ξ Ψ.
 
     softmax      Ω = Σ y log y on the simplex             Ψ = β⁻¹ log Σ e^{βs}      (THEORY C1)
     entmax(α)    Ω = (Σ y^α − 1)/(α(α−1)) on the simplex   sparse; α = 2 is sparsemax, α → 1 softmax
     max          Ω = 0 on the simplex                     Ψ = max s, all weight at the first; β plays no part
     polynomial   Ω = 0 on {y ≥ 0, Σ y^{n/(n−1)} ≤ 1}       Ψ = (Σ max(s,0)^n)^{1/n}; β plays no part
 
-Since Ψ is convex, E = −Ψ + ½<ξ,ξ> lies under its tangent bound at ξ, and a step minimises that bound: no step
+Since Ψ is convex, E = −Ψ + ½⟨ξ,ξ⟩ lies under its tangent bound at ξ, and a step minimises that bound: no step
 raises E.
 
 The polynomial one orders states of one norm as Krotov and Hopfield's energy −Σ F(s), F(s) = max(s,0)^n, does,

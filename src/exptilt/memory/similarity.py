@@ -1,4 +1,4 @@
-r"""How alike a state and a pattern are: every similarity here is linear in the state, s_i = <k_i, q> + b_i.
+r"""How alike a state and a pattern are: every similarity here is linear in the state, s_i = ⟨k_i, q⟩ + b_i.
 
     dot         k = x         q = ξ         b = 0
     cosine      k = x/‖x‖     q = ξ/‖ξ‖     b = 0            patterns and states live on the unit sphere
@@ -8,7 +8,7 @@ The last line is THEORY A8: distance is a dot product with a log-weight on the k
 patterns serves all three, and with a convex separation Ψ (``separation.py``) each has an energy that no step
 raises:
 
-    E(ξ) = −Ψ(s) + ½<q,q> + ½M² + const      M² = max ‖x‖², 1, 0.
+    E(ξ) = −Ψ(s) + ½⟨q,q⟩ + ½M² + const      M² = max ‖x‖², 1, 0.
 
 On the sphere a step ends with a division by the norm: the maximum over the ball of the linear bound on Ψ is
 attained at ∇Ψ/‖∇Ψ‖.

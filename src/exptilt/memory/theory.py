@@ -133,4 +133,7 @@ def retrieval_error_bound(
     Returns:
         ``(...)``.
     """
+    number("retrieval_error_bound", "count", count, least=1)
+    for name, value in (("beta", beta), ("size", size)):
+        number("retrieval_error_bound", name, value, above=0)
     return 2 * (count - 1) * size * torch.exp(-beta * (separation - 2 * distance * size))

@@ -1,6 +1,19 @@
 """Numbers in, one self-contained HTML page out. `report/page.py` says how to write a page of your own."""
 
+from typing import TYPE_CHECKING, Any
+
 from exptilt.report.page import Figure, Formula, Page, Section, Table, render, write_page
-from exptilt.report.study.page import write
+
+if TYPE_CHECKING:
+    from exptilt.report.study.page import write
 
 __all__ = ["Figure", "Formula", "Page", "Section", "Table", "render", "write", "write_page"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `write`, which needs the lens and the claims, when it is first asked for."""
+    if name == "write":
+        from exptilt.report.study.page import write
+
+        return write
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 r"""A joint exponential family of several sites, discrete and continuous (THEORY E8, E9).
 
-    p(x) = Π_s h_s(x_s) · e^{β U(x)} / Z(β),     U(x) = Σ_s <b_s, t_s(x_s)> + Σ_{s<r} t_s(x_s)' J_sr t_r(x_r)
+    p(x) = Π_s h_s(x_s) · e^{β U(x)} / Z(β),     U(x) = Σ_s ⟨b_s, t_s(x_s)⟩ + Σ_{s<r} t_s(x_s)' J_sr t_r(x_r)
 
 Each site s has a measure h_s, any of `exptilt.families`, and the statistic t_s that tilting acts on. Given
 the others, the law of a site is h_s, tilted:
@@ -9,7 +9,7 @@ the others, the law of a site is h_s, tilted:
 
 so conditionals are exact whatever the measures are. A Categorical coupled to a Gaussian is a mixture, a
 BernoulliProduct coupled to a Gaussian or to another is a Boltzmann machine, an `Empirical` coupled to
-anything is attention: its conditional weighs the points by softmax(<x_n, η>). β = 0 is the product of the
+anything is attention: its conditional weighs the points by softmax(⟨x_n, η⟩). β = 0 is the product of the
 h_s, β = 1 the joint law: SMC goes from one to the other.
 """
 

@@ -10,7 +10,7 @@ and no observation. So w_{i|j} = softmax_i(s_ij): the *backward* transition, P(A
 e^{G_j}/n. `attention_as_imm` does it with the filter's own arithmetic.
 
 `as_filter` asks what chain a head is. Its backward transition B_ji = w_{i|j} is n × n, but everything
-asked of it needs products alone, Bv = attention with values v and B'u = the derivative of <u, Bv>, both
+asked of it needs products alone, Bv = attention with values v and B'u = the derivative of ⟨u, Bv⟩, both
 streamed.
 """
 
@@ -72,7 +72,7 @@ def attention_as_imm(
         W_k: ``(key heads, D, E)``.
         W_v: ``(key heads, Dv, E)``.
         covariance: ``(..., n, E, E)``, of the tokens' laws; 0 if not given.
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
         mask: booleans that broadcast to ``(..., heads, n, n)``; True where j may come from i.
         causal: whether a token comes from none after it.
 

@@ -206,10 +206,7 @@ def fit_named_model(
     names = ["transition", "dynamics", "process_noise", "observation", "observation_noise", *INITIAL]
     model = found.model.replace(**ordered({name: getattr(found.model, name) for name in names}))
     return replace(
-        found,
-        model=model,
-        estimates=ordered(found.estimates),
-        standard_errors=ordered(found.standard_errors),
+        found, model=model, estimates=ordered(found.estimates), standard_errors=ordered(found.standard_errors)
     )
 
 

@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def said(self) -> str:
-        """Which number each criterion prefers, in words; a preferred number that was the most tried says so."""
+        """Which number each criterion prefers, in words, and whether that was the most tried."""
         named = {"aic": "AIC", "bic": "BIC", "log_score": "log score"}
         best = {name: f"{k} by {named[name]}" for name, k in self.best.items()}
         text = "best: " + ", ".join(best.values())
@@ -98,8 +98,8 @@ def compare(
     Args:
         y: one series, ``(T, m)`` or ``(T,)``; numpy, torch or pandas.
         modes: the numbers of regimes.
-        kind: "level", "local-level" or "autoregression", as for `fit_named_model`; or a function of the series and a number of
-            regimes that returns a fit whose model filters the series, such as
+        kind: "level", "local-level" or "autoregression", as for `fit_named_model`; or a function of the
+            series and a number of regimes that returns a fit whose model filters the series, such as
             ``lambda y, k: local_level(y, regimes=k)``.
         order: how many lags an autoregression has.
         folds: how many stretches are held out, one after the other; 0 for no log score.
@@ -168,4 +168,4 @@ def _score(found: Any, values: np.ndarray, begin: int, end: int) -> np.ndarray:
         inputs = values[rows, 0]
     got = found.model.filter(values[lags:end], method=found.filter, inputs=inputs)
     terms: np.ndarray = got.log_likelihood_terms[begin - lags :]
-    return terms[~np.isnan(values[begin:end]).all(1)]
+    return np.asarray(terms[~np.isnan(values[begin:end]).all(1)])

@@ -221,7 +221,7 @@ def _fit(
         starts,
         seed,
         1e-9,
-        (8, 10),
+        (16, 20),
         {"deviation": (unit, 1)},
         observations=len(seen),
         regimes=regimes,
@@ -264,7 +264,7 @@ def fit_levels(
         starts,
         seed,
         1e-7,
-        (8, 10),
+        (16, 20),
         {"observation_noise": (unit, 1)},
         search=_level_objective(modes, y[blocks.reshape(-1)], named) if T > 2 * PART else None,
         progress=progress,
@@ -294,7 +294,10 @@ def divided_levels(y: np.ndarray, unit: np.ndarray, regimes: int) -> dict[str, n
     parts = [y[part] for part in np.array_split(np.argsort(rank, kind="stable"), regimes)]
     whole = [part if (~np.isnan(part)).any(0).all() else y for part in parts]
     noise = np.linspace(0.5, 1.0, regimes)[:, None, None] * np.diag(unit**2)
-    return {"observation_offset": np.stack([np.nanmean(part, 0) for part in whole]), "observation_noise": noise}
+    return {
+        "observation_offset": np.stack([np.nanmean(part, 0) for part in whole]),
+        "observation_noise": noise,
+    }
 
 
 def _level_objective(modes: Modes, y: np.ndarray, named: Named) -> Objective:
@@ -306,6 +309,7 @@ def _level_objective(modes: Modes, y: np.ndarray, named: Named) -> Objective:
     groups = [(np.flatnonzero(which == k), np.flatnonzero(seen)) for k, seen in enumerate(patterns)]
     parts = [(rows, at, np.ascontiguousarray(y[rows][:, at])) for rows, at in groups if len(at)]
 
+    @np.errstate(all="ignore")  # a climb may look too far
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         values, back = named.values_at(theta)
         P, level, noise = (values[k] for k in ("transition", "observation_offset", "observation_noise"))
@@ -314,19 +318,18 @@ def _level_objective(modes: Modes, y: np.ndarray, named: Named) -> Objective:
         try:
             for rows, at, cells in parts:
                 inverse = np.linalg.inv(np.linalg.cholesky(noise[:, at[:, None], at]))
-                z = np.einsum("kij,tkj->tki", inverse, cells[:, None] - level[:, at])
+                z = (cells - level[:, None, at]) @ inverse.mT  # (M, rows, seen)
                 scale = np.log(np.diagonal(inverse, axis1=1, axis2=2)).sum(1) - 0.5 * LOG_TWO_PI * len(at)
-                densities[rows] = scale - 0.5 * (z * z).sum(2)
+                densities[rows] = scale - 0.5 * (z * z).sum(2).T
                 kept.append((inverse, z))
             total, P_bar, weight = density_likelihood(modes, P[None, :, None], densities)
         except (ArgumentError, np.linalg.LinAlgError):
             return np.inf, np.zeros_like(theta)
         for (rows, at, _), (inverse, z) in zip(parts, kept, strict=True):
-            share, turned = weight[rows], inverse.mT
-            bars["observation_offset"][:, at] += np.einsum("kji,tk,tkj->ki", inverse, share, z, optimize=True)
-            spread = np.einsum("tk,tki,tkj->kij", share, z, z, optimize=True)
-            spread -= share.sum(0)[:, None, None] * np.eye(len(at))
-            bars["observation_noise"][:, at[:, None], at] += 0.5 * turned @ spread @ inverse
+            share = weight[rows].T[:, :, None]
+            spread = (share * z).mT @ z - share.sum(1)[:, :, None] * np.eye(len(at))
+            bars["observation_offset"][:, at] += ((share.mT @ z) @ inverse)[:, 0]
+            bars["observation_noise"][:, at[:, None], at] += 0.5 * inverse.mT @ spread @ inverse
         slope = back(bars | {"transition": P_bar[0, :, 0]})
         ok = np.isfinite(total) and np.isfinite(slope).all()
         return (-total, -slope) if ok else (np.inf, np.zeros_like(theta))

@@ -4,9 +4,10 @@ import sys
 
 from exptilt.tilting import result
 from exptilt.tilting.attend import attend, fisher_vector_product, log_normalizer
-from exptilt.tilting.divergence import divergence
+from exptilt.tilting.counterfactual import leave_one_out
+from exptilt.tilting.divergences import divergence
 from exptilt.tilting.packed import attend_packed
-from exptilt.tilting.result import AttentionResult, Tilted, merge
+from exptilt.tilting.result import AttentionResult, Tilted, merge, unmerge
 
 __all__ = [
     "AttentionResult",
@@ -15,8 +16,10 @@ __all__ = [
     "attend_packed",
     "divergence",
     "fisher_vector_product",
+    "leave_one_out",
     "log_normalizer",
     "merge",
+    "unmerge",
 ]
 
 sys.modules[f"{__name__}.tilted"] = result  # where results that were pickled earlier look for their class

@@ -1,12 +1,12 @@
 r"""The primitive: tilt the measure that the keys carry by each query.
 
-    p(j | q) = h_j e^{<q,k_j> scale} / e^{G(q)},   G(q) = log Σ_j h_j e^{<q,k_j> scale},   h = e^{log_weight}.
+    p(j | q) = h_j e^{⟨q,k_j⟩ scale} / e^{G(q)},   G(q) = log Σ_j h_j e^{⟨q,k_j⟩ scale},   h = e^{log_weight}.
 
 `attend` returns the mean of the values under p with the statistics of the scores; `log_normalizer` is G
 alone; `fisher_vector_product` is G's Hessian times a vector: the covariance of the keys under p.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from exptilt.tilting.backends import dispatch, reference
 from exptilt.tilting.derivatives import compiled
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
+from exptilt.tilting.key_side import segment_values, top_keys
 from exptilt.tilting.problem import Inputs, wide_dtype
 from exptilt.tilting.remembered import prepare_again
 from exptilt.tilting.result import AttentionResult, of_lines, share_of
@@ -138,10 +139,12 @@ def attend(
     check: bool | None = None,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
+    top: int | None = None,
+    segments: Tensor | None = None,
 ) -> AttentionResult:
     r"""Exact softmax attention, with the statistics of its scores from the same sweep over the keys.
 
-        s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,  p_ij = e^{s_ij − G_i},  o_i = Σ_j p_ij v_j
+        s_ij = softcap(scale ⟨q_i, k_j⟩) + bias_ij + log_weight_j,  p_ij = e^{s_ij − G_i},  o_i = Σ_j p_ij v_j
 
     Differentiable in query, key, value, bias, log_weight and sink through every statistic: backwards,
     forwards and twice, in O(n) memory.
@@ -151,7 +154,7 @@ def attend(
             and statistics are float32).
         key: ``(..., Hkv, K, D)``; Hkv divides Hq, and query head h reads key head h // (Hq/Hkv).
         value: ``(..., Hkv, K, Dv)``.
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, the log of each key's own weight h.
         bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores, −inf hides a key.
         mask: booleans that broadcast to ``(..., Hq, Q, K)``; True where a query may see a key.
@@ -169,6 +172,10 @@ def attend(
             Q × K is kept, and every derivative drops the same ones. On the CPU the kept weights are found in
             plain torch.
         seed: an integer of at most 32 bits, or a tensor ``()``; None draws one from torch's random numbers.
+        top: k also returns the k heaviest keys of each query, their weights, and the weight left over
+            (another sweep, in plain torch).
+        segments: ``(K,)``, the number of the segment of each key, from 0: also return the attention that each
+            segment gets (another sweep).
 
     Returns:
         `AttentionResult`: output ``(..., Hq, Q, Dv)``, statistics ``(..., Hq, Q)``, key_mass ``(..., Hq, K)``
@@ -182,7 +189,20 @@ def attend(
     """
     options = scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check
     call = prepare_again("attend", query, key, value, options)
-    return run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
+    found = run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
+    if top is None and segments is None:
+        return found
+    index, weight, rest = (
+        (None, None, None) if top is None else top_keys(call, found.log_normalizer.detach(), top)
+    )
+    mass = None
+    if segments is not None:
+        mass = run(
+            replace(call, inputs=call.inputs._replace(value=segment_values(segments, call.inputs.key)))
+        ).output
+    more = {"top_index": index, "top_weight": weight, "top_rest": rest, "segment_mass": mass}
+    given = {f.name: getattr(found, f.name) for f in fields(found)}
+    return AttentionResult(**given | more)
 
 
 @explain_keywords
@@ -211,7 +231,7 @@ def log_normalizer(
     Args:
         query: ``(..., Hq, Q, D)``, or ``(Q, D)``.
         key: ``(..., Hkv, K, D)``; Hkv divides Hq; or ``(K, D)``, if the query is a matrix too.
-        scale: factor of <q,k>; 1/sqrt(D) if None.
+        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
         log_weight: ``(..., Hkv, K)``, log h of each key.
         bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores.
         mask: booleans that broadcast to ``(..., Hq, Q, K)``; True where a query may see a key.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.plotting import html_curves, html_table
-from exptilt._support.transforms import in_transform, is_plain, pytree
+from exptilt._support.transforms import in_transform, is_concrete, is_plain, pytree
 from exptilt.tilting.derivatives.identities import apart_from
 
 _LINES = "log_normalizer", "entropy", "score_mean", "score_variance", "score_max", "parts"
@@ -39,6 +39,11 @@ class AttentionResult:
             for.
         parts: three ``(..., Hq, Q)`` of which log_normalizer and score_mean are rounded sums, for `merge`;
             None if not known.
+        top_index: ``(..., Hq, Q, k)``, the keys that get most of a query's attention, heaviest first; −1 for
+            places without a key. None if not asked for, like all that follow; without derivatives.
+        top_weight: ``(..., Hq, Q, k)``, their weights.
+        top_rest: ``(..., Hq, Q)``, the weight of all others and of the sink.
+        segment_mass: ``(..., Hq, Q, S)``, the attention that each segment of keys gets; differentiable.
     """
 
     output: Tensor
@@ -49,6 +54,10 @@ class AttentionResult:
     score_max: Tensor
     key_mass: Tensor | None = None
     parts: tuple[Tensor, Tensor, Tensor] | None = None  # shift, weight and gap of ``problem.RowStatistics``
+    top_index: Tensor | None = None
+    top_weight: Tensor | None = None
+    top_rest: Tensor | None = None
+    segment_mass: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         """A statistic from the stacked lines that `of_lines` has stored."""
@@ -189,6 +198,65 @@ def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
     maximum = maxima.gather(0, _first_largest(maxima.detach()))[0]
     G, centre = torch.where(alive, top + log_normalizer, -torch.inf), (middle[0] + step).detach()
     return AttentionResult(output, G, entropy, mean, variance, maximum, parts=(top, total.detach(), centre))
+
+
+def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float = 1e-3) -> AttentionResult:
+    """The result over the keys of `whole` that are not in `part`: the inverse of `merge`. Differentiable.
+
+    Digits are lost where the part has nearly all the weight: the relative error grows like ε / (1 − w).
+
+    Args:
+        whole: the result over all keys, output ``(..., Hq, Q, Dv)``.
+        part: the result of the same queries over some of these keys, of the same shape.
+        tolerance: the largest relative error ε / (1 − w) to accept; beyond it the call is refused.
+
+    Returns:
+        The result over the other keys. Its score_max is that of the whole, NaN where the maximum was in the
+        part and the next one is not known.
+
+    Example:
+        >>> q, k = torch.ones(1, 2, 3), torch.arange(12.0).reshape(1, 4, 3) / 12
+        >>> rest = xt.unmerge(xt.attend(q, k, k), xt.attend(q, k[:, :1], k[:, :1]))
+        >>> torch.allclose(rest.output, xt.attend(q, k[:, 1:], k[:, 1:]).output)
+        True
+    """
+    if whole.output.shape != part.output.shape:
+        got = f"{tuple(whole.output.shape)} and {tuple(part.output.shape)}"
+        raise ArgumentError(
+            f"unmerge: the outputs of whole and part are {got}. Pass results of the same queries and values."
+        )
+    w = share_of(part, whole)
+    eps = torch.finfo(w.dtype).eps
+    if is_concrete(w):
+        most = float(w.detach().max()) if w.numel() else 0.0
+        if not most <= 1 + 100 * eps:
+            raise ArgumentError(
+                f"unmerge: the part weighs {most:.6g} of the whole, so its keys are not among the whole's. "
+                "Pass the result over all keys first, then the one over some of them, with the same options."
+            )
+        few = 1 - w.detach() < eps / tolerance
+        if bool(few.any()):
+            raise ArgumentError(
+                f"unmerge: the part has all but {max(0.0, 1 - most):.2g} of the weight of "
+                f"{int(few.sum())} queries, so nothing is known of the rest within {tolerance:g}. Call "
+                "attend over the other keys, use float64, or pass a larger tolerance."
+            )
+    left = 1 - w
+    ratio = w / left
+    some = part.log_normalizer.detach() != -torch.inf  # of a part that sees nothing there is nothing to take
+    mean = whole.score_mean + ratio * torch.where(some, whole.score_mean - part.score_mean, 0.0)
+    apart = torch.where(some, (part.score_mean - whole.score_mean).square(), 0.0)
+    variance = (whole.score_variance - w * (part.score_variance + apart)) / left
+    log_w = torch.where(some & (w > 0), torch.where(w > 0, w, 1.0).log(), 0.0)
+    log_left = torch.log1p(-w)
+    return AttentionResult(
+        whole.output + ratio.unsqueeze(-1).to(whole.output.dtype) * (whole.output - part.output),
+        whole.log_normalizer + log_left,
+        ((whole.entropy - w * (part.entropy - log_w)) / left + log_left).clamp(min=0),
+        mean,
+        (variance - (mean - whole.score_mean).square()).clamp(min=0),
+        torch.where(part.score_max < whole.score_max, whole.score_max, torch.nan),
+    )
 
 
 def _first_largest(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 r"""The score rule: what a score is, and who sees whom.
 
-    s_ij = softcap(scale <q_i, k_j>) + bias_ij + log_weight_j,     −inf where key j is hidden from query i.
+    s_ij = softcap(scale ⟨q_i, k_j⟩) + bias_ij + log_weight_j,     −inf where key j is hidden from query i.
 
 Query and key sequences end together: query i stands at key i' = i + K − Q. Causality hides keys j > i', a
 window of w those with i' − j >= w, and without causality also those with j − i' >= w, and a mask those where
@@ -34,7 +34,7 @@ class ScoreRule:
     """The numbers of the rule; the tensors are those of `Inputs`.
 
     Attributes:
-        scale: factor of <q,k>.
+        scale: factor of ⟨q,k⟩.
         causal: whether query i sees no key after its own place.
         window: how far a query sees from its own place; None for all the way.
         softcap: c of c·tanh(s/c), or None.
@@ -131,7 +131,7 @@ class ScoreRule:
         return Scores(self.softcap * t, slope, (-2 / self.softcap) * t * slope)
 
     def block(self, t: Inputs, z: Tensor, start: int, stop: int, rows: slice | None = None) -> Scores:
-        """Scores of keys start..stop from z = scale <q,k> (..., Hq, rows, stop − start); None is all rows."""
+        """Scores of keys start..stop from z = scale ⟨q,k⟩ (..., Hq, rows, stop − start); None is all rows."""
         s, slope, bend = self.soften(z)
         s = s + columns(t.bias, start, stop, rows) + weights(t.log_weight, z.shape[-3], start, stop)
         shape, length = t.query.shape[:-1], t.key.shape[-2]

@@ -125,7 +125,9 @@ def test_a_head_is_of_a_kind_beyond_two_errors():
     }
     found = kinds(heads)
     assert list(found) == ["previous token", "delimiter", "local"]
-    assert found["delimiter"].members.tolist() == [[True, False, False]]  # in a text of commas, all look there
+    assert found["delimiter"].members.tolist() == [
+        [True, False, False]
+    ]  # in a text of commas, all look there
     assert found["previous token"].members.tolist() == [[True, False, False]]
     assert found["local"].members.tolist() == [[True, True, False]]
     assert all(rule.measure in HEADS for rule in RULES.values())

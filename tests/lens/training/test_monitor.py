@@ -340,23 +340,6 @@ def test_files_appear_only_when_there_is_something_to_write(tmp_path):
     monitor.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"every": 0}, "every is 0"),
-        ({"every": 2.5}, "every is 2.5"),
-        ({"every": True}, "every is True"),
-        ({"log": "excel"}, "log is 'excel'"),
-        ({"log": None}, "log is None"),
-        ({"max_logit": 0.0}, "max_logit is 0.0"),
-        ({"min_entropy": math.nan}, "min_entropy is nan"),
-    ],
-)
-def test_bad_arguments(given, text):
-    with pytest.raises(ArgumentError, match=text):
-        xt.lens.TrainingMonitor(Small(), **given)
-
-
 def test_bad_model():
     with pytest.raises(ArgumentError, match="model is a str"):
         xt.lens.TrainingMonitor("gpt2")

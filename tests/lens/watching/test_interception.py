@@ -435,7 +435,10 @@ def test_one_model_watched_in_several_threads():
                     barrier.wait(60)
                     assert torch.allclose(run(model, inputs[n]), expected[n], atol=1e-5)
             if opened is not None:
-                seen[n] = {call.values[0].max().item() for call in opened.record.calls}, len(opened.record.calls)
+                seen[n] = (
+                    {call.values[0].max().item() for call in opened.record.calls},
+                    len(opened.record.calls),
+                )
         except BaseException as problem:
             wrong.append(problem)
             barrier.abort()

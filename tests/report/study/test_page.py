@@ -116,7 +116,7 @@ def test_every_number_is_in_a_table_without_scripts(made, html):
             assert f'data-value="{float(value)!r}"' in html
     for value in made.layers["norm"].value:
         assert f'data-value="{float(value)!r}"' in html
-    assert f'<td data-value="{float(made.training.loss[0])!r}">' in html
+    assert re.search(f'<td data-label="[^"]+" data-value="{float(made.training.loss[0])!r}">', html)
     assert made.notes[0] in html
     assert "not monotone" in html
 
@@ -232,9 +232,7 @@ def test_sentences_on_heads():
 
 def test_sentences_on_one_head(made):
     heads = {name: made.heads[name] for name in ("effective_keys", "first_token_mass", "entropy")}
-    place = tuple(
-        int(i) for i in np.unravel_index(made.heads["first_token_mass"].value.argmax(), (4, 4))
-    )
+    place = tuple(int(i) for i in np.unravel_index(made.heads["first_token_mass"].value.argmax(), (4, 4)))
     detail = made.details[place[0] * 4 + place[1]]
     said = sentences.of_head(dataclasses.replace(made, heads=heads), detail)
     share = made.heads["first_token_mass"].value[place]

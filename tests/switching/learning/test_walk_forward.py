@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exptilt._support.errors import ArgumentError
 from exptilt.switching import compare, local_level
 from oracles.level_regimes import HELD, level_model
 
@@ -75,17 +74,3 @@ def test_any_function_that_fits_may_be_compared():
     found = compare(y, modes=(1, 2), kind=lambda part, k: local_level(part, regimes=k, starts=1), folds=0)
     assert found.log_likelihood[1] > found.log_likelihood[0]
     assert np.isnan(found.log_score).all()
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda y: level_model().walk_forward(y, first=1), "first=1"),
-        (lambda y: level_model().walk_forward(y, options={"fix": 1}), "not known"),
-        (lambda y: compare(y, modes=()), "modes="),
-        (lambda y: compare(y, first=99), "first=99"),
-    ],
-)
-def test_what_is_refused(call, said):
-    with pytest.raises(ArgumentError, match=said):
-        call(np.random.default_rng(0).normal(size=40))

@@ -451,7 +451,7 @@ def test_derivatives_mixed_at_random(found, seed):
     judge_derivatives(found["derivatives", seed], DERIVATIVES[seed])
 
 
-@pytest.mark.slow
+@pytest.mark.zoo
 @pytest.mark.parametrize("start", range(9, 63, 27))
 def test_many_more_derivatives(tmp_path, start):
     cases = [derivative_case(seed) for seed in range(start, start + 27)]
@@ -488,8 +488,7 @@ def test_forward_mode_under_masks(found, mask, length):
         judge_mask(found["mask", length, mask, dtype], **mask_case(length, mask, dtype))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("length", LENGTHS[-2:])
+@pytest.mark.parametrize("length", [LENGTHS[-2], pytest.param(LENGTHS[-1], marks=pytest.mark.zoo)])
 def test_forward_mode_under_masks_of_long_sequences(tmp_path, length):
     cases = [mask_case(length, mask, dtype) for mask in MASKS for dtype in HALVES]
     torch.save([("both", case) for case in cases], tmp_path / "in.pt")

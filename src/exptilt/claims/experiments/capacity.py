@@ -7,7 +7,7 @@ stands √p c^{(d−1)/4} of ``theory.py``.
 
 Theory is a lower bound, proved with a union bound over pairs and for a radius of attraction as well, so
 measured numbers lie above it: the gap, as a factor and in the rate of growth per dimension, is part of the
-result. The growth to expect for recall alone: another pattern weighs e^{−β(M² − <x_i,x_j>)}, and the
+result. The growth to expect for recall alone: another pattern weighs e^{−β(M² − ⟨x_i,x_j⟩)}, and the
 mean of that over random x_j is about e^{−βM²(1 − βM²/2d)} for βM² < d, so N may grow like e^{βK²d(1 − βK²/2)}
 (K²β < 1): for β = K = 1 about e^{d/2}.
 """

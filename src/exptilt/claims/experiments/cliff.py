@@ -2,7 +2,7 @@ r"""The classical cliff: recall of random patterns by a Hebbian network as the l
 
 Started at a stored pattern, the network settles close to it while the load is low; beyond α_c ≈ 0.138 (Amit,
 Gutfreund, Sompolinsky 1985, N → ∞) it drifts away for good. The rule: a pattern x is *recalled* if its
-overlap m = <σ, x>/N with the state σ reached at the end exceeds a threshold. At α_c theory has m ≈ 0.967
+overlap m = ⟨σ, x⟩/N with the state σ reached at the end exceeds a threshold. At α_c theory has m ≈ 0.967
 just before the jump to about 0.35, so anything between tells the two apart; the default is 0.9. In a finite
 network the jump is smeared out: some patterns are recalled above α_c, some lost below it.
 """

@@ -1,7 +1,7 @@
 r"""Without a renormaliser points run off (THEORY B2), at a rate that is known.
 
-Patterns x_n held still: once η is long, softmax picks the pattern with the largest <x_n,η>, and η ← η +
-step·x_n from then on. The pattern x_n stays picked only if <x_n,x_n> ≥ <x_m,x_n> for all m, which makes x_n
+Patterns x_n held still: once η is long, softmax picks the pattern with the largest ⟨x_n,η⟩, and η ← η +
+step·x_n from then on. The pattern x_n stays picked only if ⟨x_n,x_n⟩ ≥ ⟨x_m,x_n⟩ for all m, which makes x_n
 an extreme point of the hull. So
 
     ‖η_t‖ / t → step·‖x_n‖     along an extreme point x_n.

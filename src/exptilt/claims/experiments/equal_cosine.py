@@ -1,9 +1,9 @@
 r"""Points on a sphere with equal pairwise cosines: a flow that is one ordinary differential equation.
 
-Let <x_i,x_j> = γ for all i ≠ j, n points of length 1. Point i attends to itself with e^β/Z and to each
-other with a = e^{βγ}/Z, Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j and the velocity m_i − x_i<x_i,m_i>,
+Let ⟨x_i,x_j⟩ = γ for all i ≠ j, n points of length 1. Point i attends to itself with e^β/Z and to each
+other with a = e^{βγ}/Z, Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j and the velocity m_i − x_i⟨x_i,m_i⟩,
 
-    d<x_i,x_k>/dt = 2(<m_i,x_k> − γ<m_i,x_i>) = 2(aγ(n−2) + a + A_iiγ − γ(A_ii + (n−1)aγ))
+    d⟨x_i,x_k⟩/dt = 2(⟨m_i,x_k⟩ − γ⟨m_i,x_i⟩) = 2(aγ(n−2) + a + A_iiγ − γ(A_ii + (n−1)aγ))
                   = 2a(1 + (n−2)γ − (n−1)γ²),
 
     γ' = 2 e^{βγ}(1 − γ)((n−1)γ + 1) / (e^β + (n−1)e^{βγ}).

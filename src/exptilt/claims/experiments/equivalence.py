@@ -3,12 +3,12 @@ r"""A classical Hopfield network, a Boltzmann machine with Gaussian units, and l
 **Boltzmann machine** (THEORY C4). Join N spins to P Gaussian units by W = √(β/N) X', X (P, N) the patterns.
 Integrating the Gaussian units,
 
-    −log ∫ e^{−E(σ,h)} dh = −(β/2N) Σ_μ <x^μ,σ>² − (P/2) log 2π = β (E_Hebb(σ) − P/2) − (P/2) log 2π,
+    −log ∫ e^{−E(σ,h)} dh = −(β/2N) Σ_μ ⟨x^μ,σ⟩² − (P/2) log 2π = β (E_Hebb(σ) − P/2) − (P/2) log 2π,
 
 where P/2 makes up for the diagonal that E_Hebb lacks (σ_i² = 1).
 
 **Linear attention.** Attention without its exponential, keys and values both the patterns, is o(q) = Σ_μ
-<x^μ,q> x^μ = N W_Hebb q with the diagonal left in. So a step of the classical network is the sign of linear
+⟨x^μ,q⟩ x^μ = N W_Hebb q with the diagonal left in. So a step of the classical network is the sign of linear
 attention minus the diagonal's share: σ ← sign(o(σ) − Pσ).
 
 Each check below computes both sides by different routes and returns them.
@@ -100,7 +100,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         value: ``(..., N, Dv)``.
 
     Returns:
-        ``(..., Q, Dv)``: Σ_n <k_n, q> v_n.
+        ``(..., Q, Dv)``: Σ_n ⟨k_n, q⟩ v_n.
     """
     return query @ (key.mT @ value)
 

@@ -12,7 +12,7 @@ grows, and the Gaussian repels. N points begin with cumulants of about N^{−1/2
 time that grows as log N / (2 log factor).
 
 `cumulant_growth` integrates one step numerically, from p = Gaussian density times 1 + Σ_a c_a
-He_k(<u_a,x>), for which E e^{<t,x>} = e^{|t|²/2}(1 + Σ_a c_a <u_a,t>^k) without error. `collapse_times`
+He_k(⟨u_a,x⟩), for which E e^{⟨t,x⟩} = e^{|t|²/2}(1 + Σ_a c_a ⟨u_a,t⟩^k) without error. `collapse_times`
 lets points move.
 """
 

@@ -1,6 +1,6 @@
 r"""Is the equilibrium Gaussian when the measure is that of the moving points? (THEORY B5a)
 
-    η_i ← RN(η_i + Σ_j softmax_j(β<η_j,η_i>) η_j)
+    η_i ← RN(η_i + Σ_j softmax_j(β⟨η_j,η_i⟩) η_j)
 
 from N points of a named law, under a named renormaliser, over seeds.
 

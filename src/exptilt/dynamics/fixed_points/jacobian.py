@@ -77,7 +77,7 @@ class Jacobian:
 
 
 def _pull(output: Tensor, leaf: Tensor, vector: Tensor, *, create_graph: bool = False) -> Tensor:
-    """The gradient of <output, vector> in a leaf; the graph is kept."""
+    """The gradient of ⟨output, vector⟩ in a leaf; the graph is kept."""
     (found,) = torch.autograd.grad(
         output, leaf, vector, True, create_graph, allow_unused=True, materialize_grads=True
     )

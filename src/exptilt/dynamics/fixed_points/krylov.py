@@ -4,7 +4,7 @@ r"""Krylov spaces of many small problems at once.
 directions p_i whose images q_i = A p_i are orthonormal; then each step is a projection, and the residual r
 is at hand at any time:
 
-    u ← u + p <q, r>,       r ← r − q <q, r>.
+    u ← u + p ⟨q, r⟩,       r ← r − q ⟨q, r⟩.
 
 The next direction is r itself, which is orthogonal to all q, unless r has hardly fallen: then it is q,
 which always leads out of the space (Jiránek and Rozložník, "Adaptive version of simpler GMRES", 2010;

@@ -173,7 +173,7 @@ class Broyden:
         return self.x - size.unsqueeze(-1) * self._apply(self.left, self.right, self.residual)
 
     def _apply(self, left: Tensor, right: Tensor, vector: Tensor) -> Tensor:
-        """−v + Σ_i left_i <right_i, v>."""
+        """−v + Σ_i left_i ⟨right_i, v⟩."""
         if self.count == 0:
             return -vector
         left, right, row = left[:, : self.count], right[:, : self.count], vector.unsqueeze(1)

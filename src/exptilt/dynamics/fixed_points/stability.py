@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import floating, number, whole
 from exptilt._support.checks import generator as checked_generator
-from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import full_precision, in_transform
 from exptilt.dynamics.fixed_points.jacobian import Jacobian
@@ -162,6 +162,7 @@ def jacobian_penalty(
         True
     """
     whole("jacobian_penalty", "draws", draws)
+    floating("jacobian_penalty", "point", point)
     drawn = checked_generator("jacobian_penalty", generator, point.device)
     image, pull = torch.func.vjp(function, point)[:2]
     if image.shape != point.shape:

@@ -5,7 +5,7 @@ really fill:
 
     Mardia's skewness   b₁ = ‖(1/N) Σ z⊗z⊗z‖²          (N/6)·k·b₁ ~ χ² with R(R+1)(R+2)/6 degrees of freedom
     Mardia's kurtosis   b₂ = (1/N) Σ ‖z‖⁴              (b₂ − R(R+2)(N−1)/(N+1)) / √(8R(R+2)/N) ~ N(0,1)
-    sliced              Anderson and Darling's A² of <z,u>, mean over K directions u drawn once and for all
+    sliced              Anderson and Darling's A² of ⟨z,u⟩, mean over K directions u drawn once and for all
 
 under the hypothesis of a Gaussian; k = (R+1)(N+1)(N+3) / (N((N+1)(R+1) − 6)) is Mardia's correction for
 small N. A² of one direction gets its p-value from D'Agostino and Stephens' approximation for unknown mean
@@ -102,7 +102,7 @@ def _one(cloud: Tensor) -> tuple[float, ...]:
 
 
 def _cubes(z: Tensor) -> float:
-    """‖(1/N) Σ z⊗z⊗z‖² = (1/N²) Σ_ij <z_i,z_j>³, in blocks."""
+    """‖(1/N) Σ z⊗z⊗z‖² = (1/N²) Σ_ij ⟨z_i,z_j⟩³, in blocks."""
     count, rank = z.shape
     if rank * rank <= count:
         total = z.new_zeros(rank, rank * rank)

@@ -1,6 +1,6 @@
 r"""Families that become another family by a change of variable, y = f(x).
 
-    log |f'(x)| = <c, u(y)>     gives     p(x) = e^{<u(f(x)), θ + c> − A(θ)}
+    log |f'(x)| = ⟨c, u(y)⟩     gives     p(x) = e^{⟨u(f(x)), θ + c⟩ − A(θ)}
 
 So x has the statistic, mean parameter, log-partition and divergences of y, and the natural parameter of y
 plus c. Here x is a positive scalar in each coordinate, and u has two parts. x is no part of u, so tilting

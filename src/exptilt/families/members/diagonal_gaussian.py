@@ -1,6 +1,6 @@
 r"""The Gaussian with independent coordinates, N(μ, diag σ²).
 
-    G(η) = <μ,η> + ½ <σ², η²>,     ∇G(η) = μ + σ² η
+    G(η) = ⟨μ,η⟩ + ½ ⟨σ², η²⟩,     ∇G(η) = μ + σ² η
 
 Sufficient statistic u(x) = (x, x²), natural parameter θ = (μ/σ², −1/(2σ²)).
 """

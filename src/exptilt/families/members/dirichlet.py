@@ -27,7 +27,7 @@ from exptilt.families.numerics.gamma_functions import (
 def dirichlet_kl(a: Tensor, b: Tensor) -> Tensor:
     r"""KL(Dirichlet(a) ‖ Dirichlet(b)) along the last axis.
 
-    log B(b)/B(a) + <a − b, ψ(a) − ψ(Σa)>, computed as the KL of independent gammas minus that of their sums,
+    log B(b)/B(a) + ⟨a − b, ψ(a) − ψ(Σa)⟩, computed as the KL of independent gammas minus that of their sums,
     with rates that give the sums the same mean:
 
         Σ_k KL(Gamma(a_k, 1) ‖ Gamma(b_k, B/A)) − KL(Gamma(A, 1) ‖ Gamma(B, B/A)),     A = Σa,  B = Σb

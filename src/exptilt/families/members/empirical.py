@@ -1,6 +1,6 @@
 r"""Points with weights: the measure that attention tilts.
 
-    h = Σ_n w_n δ(x − x_n),   G(η) = log Σ_n w_n e^{<x_n,η>},   ∇G(η) = Σ_n softmax_n(<x_n,η> + log w_n) x_n
+    h = Σ_n w_n δ(x − x_n),   G(η) = log Σ_n w_n e^{⟨x_n,η⟩},   ∇G(η) = Σ_n softmax_n(⟨x_n,η⟩ + log w_n) x_n
 
 (THEORY A1). One attention output is the mean of the keys tilted by the query. G and the mean are streamed
 over the points by `exptilt.tilting`, the covariance is summed over blocks of points. Large sets of points are

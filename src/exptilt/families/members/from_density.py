@@ -1,6 +1,6 @@
 r"""Any measure with a log-density: its log Laplace transform by quadrature or Monte Carlo.
 
-    G(η) = log ∫ h(x) e^{<x,η>} dx ≈ log Σ_i v_i h(x_i) e^{<x_i,η>}          (THEORY A6)
+    G(η) = log ∫ h(x) e^{⟨x,η⟩} dx ≈ log Σ_i v_i h(x_i) e^{⟨x_i,η⟩}          (THEORY A6)
 
 In one or two dimensions the x_i come from the double-exponential rule: a change of variables x = φ(t) under
 which the integrand dies off at both ends whatever the domain (line, half-line, interval), then the
@@ -88,7 +88,7 @@ class FromDensity(Points):
 
     Args:
         points: ``(N, D)``, nodes or draws.
-        log_weight: ``(..., N)``, log h(x_i) v_i e^{<x_i, shift>}.
+        log_weight: ``(..., N)``, log h(x_i) v_i e^{⟨x_i, shift⟩}.
         shift: ``(..., D)``, the η by which the density has been tilted.
         log_density: the untilted log-density, ``(..., D)`` to ``(...)``; need not be normalised.
         axes: the grid; empty for Monte Carlo.

@@ -1,6 +1,6 @@
 r"""The Gaussian N(μ, Σ).
 
-    G(η) = <μ,η> + ½ η'Ση,     ∇G(η) = μ + Ση          (THEORY A4)
+    G(η) = ⟨μ,η⟩ + ½ η'Ση,     ∇G(η) = μ + Ση          (THEORY A4)
 
 Sufficient statistic u(x) = (x, pack(x x')), natural parameter θ = (Σ⁻¹μ, −½ pack(Σ⁻¹)).
 """

@@ -1,8 +1,8 @@
 r"""Mixtures of Gaussians.
 
-    G(η) = log Σ_n π_n e^{<μ_n,η> + ½η'Σ_nη},     ∇G(η) = Σ_n w_n (μ_n + Σ_nη)          (THEORY A5)
+    G(η) = log Σ_n π_n e^{⟨μ_n,η⟩ + ½η'Σ_nη},     ∇G(η) = Σ_n w_n (μ_n + Σ_nη)          (THEORY A5)
 
-with w_n ∝ π_n e^{<μ_n,η> + ½η'Σ_nη}. With one Σ for all, the quadratic cancels from the weights and ∇G(η) =
+with w_n ∝ π_n e^{⟨μ_n,η⟩ + ½η'Σ_nη}. With one Σ for all, the quadratic cancels from the weights and ∇G(η) =
 Ση + Σ_n w_n μ_n: attention over the means plus a linear skip.
 """
 

@@ -99,7 +99,10 @@ class InverseWishart(WithDegrees):
         return torch.cat([pack(inverse_from_cholesky(factor)), log_determinant(factor).unsqueeze(-1)], -1)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        factor = factorize(x)
+        return self._log_density(factorize(x))
+
+    def _log_density(self, factor: Tensor) -> Tensor:
+        """Log-density of X, from its Cholesky factor."""
         half = torch.linalg.solve_triangular(factor, factorize(self.scale), upper=False)
         log_size = (self.degrees + self.size + 1) * log_determinant(factor)
         value: Tensor = -((half**2).sum((-2, -1)) + log_size) / 2 - self._log_partition()
@@ -125,7 +128,9 @@ class InverseWishart(WithDegrees):
 
     def _within_limits(self, half: Tensor) -> Tensor:
         largest = half.detach().abs().amax(-2, keepdim=True)
-        return half * (torch.finfo(self.dtype).max ** 0.5 / (8 * self.size) / largest).clamp_max(1)
+        most = torch.finfo(self.dtype).max ** 0.5 / (8 * self.size)
+        limited: Tensor = half * (most / largest).clamp_max(1)
+        return limited
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         half = self._half(shape, generator)

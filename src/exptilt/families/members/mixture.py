@@ -2,7 +2,7 @@ r"""Mixtures.
 
     h = Σ_k w_k p_k,     G(η) = log Σ_k w_k e^{G_k(η)},     ∇G(η) = Σ_k w̃_k ∇G_k(η),   w̃_k ∝ w_k e^{G_k(η)}
 
-Tilting a mixture tilts every component and moves weight to components with much mass where e^{<t,η>} is large
+Tilting a mixture tilts every component and moves weight to components with much mass where e^{⟨t,η⟩} is large
 (THEORY A5). `AnyMixture` is the base of all mixtures; `Mixture` holds components of any exponential family,
 `GaussianMixture` means and covariances.
 """

@@ -153,7 +153,7 @@ class NormalInverseWishart(WithDegrees):
         factor = factorize(covariance)
         white = whiten(factor, mean - self.location)
         given = self._log_mean(dot(white, white), log_determinant(factor))
-        return self._matrix()._log_prob(covariance) + given
+        return self._matrix()._log_density(factor) + given
 
     def _entropy(self) -> Tensor:
         """Entropy of Σ plus that of μ given Σ, ½ (D log 2πe/κ + E log|Σ|)."""

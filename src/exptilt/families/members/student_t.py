@@ -2,15 +2,15 @@ r"""The multivariate Student t: a Gaussian whose precision is multiplied by a Ga
 
     x | w ~ N(μ, S/w),   w ~ Gamma(ν/2, ν/2)     gives     p(x) ∝ (1 + (x−μ)'S⁻¹(x−μ)/ν)^{−(ν+D)/2}
 
-With known degrees of freedom ν it is no exponential family, and it cannot be tilted: E e^{<x,η>} is infinite
+With known degrees of freedom ν it is no exponential family, and it cannot be tilted: E e^{⟨x,η⟩} is infinite
 for every η but 0. So it is a law with a density, draws, moments and entropy, but no `Measure`. `fit` finds it
 from data; `project` gives the nearest Gaussian, which has the same first two moments.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from exptilt._support.checks import entries, finite, floating, number, positive,
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import (
     check_covariance,
-    common_shape,
     dot,
     factorize,
     log_determinant,
@@ -28,9 +27,8 @@ from exptilt._support.linalg import (
 )
 from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
-from exptilt._support.transforms import pytree
-from exptilt.families.batch import Batched, Law
-from exptilt.families.checks import check_tensors, one_coordinate, sizes, unlike_an_event, with_axes
+from exptilt.families.batch import Fields, Law, make
+from exptilt.families.checks import check_tensors, sizes, with_axes
 from exptilt.families.members.gaussian import whiten
 from exptilt.families.numerics.distribution_functions import by_scipy
 from exptilt.families.numerics.draws import standard_gamma, standard_normal
@@ -38,7 +36,7 @@ from exptilt.families.numerics.gamma_functions import digamma_rise, remainder
 
 
 @dataclass(frozen=True, eq=False)
-class StudentT(Batched, Law):
+class StudentT(Fields, Law):
     """Student's t in D dimensions.
 
     Args:
@@ -74,30 +72,14 @@ class StudentT(Batched, Law):
         return self.location.shape[-1]
 
     @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the leading axes, fields broadcast together."""
-        return common_shape(self.degrees.shape, self.location.shape[:-1], self.scale.shape[:-2])
-
-    def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Apply a function to every field.
-
-        Args:
-            function: takes a tensor ``(..., event)`` and its number of event axes.
-        """
-        leaves = [function(getattr(self, name), event) for name, event in self.event_dims.items()]
-        mapped: Self = _made(type(self), leaves)
-        return mapped
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of x, ``((D,),)``."""
+        return ((self.dimension,),)
 
     @property
     def scale_tril(self) -> Tensor:
         """The lower triangular L with S = LL', ``(..., D, D)``."""
         return factorize(self.scale)
-
-    def _event(self, x: Any) -> Any:
-        x = one_coordinate(x, self.location) if self.dimension == 1 else x
-        if not isinstance(x, Tensor) or x.shape[-1:] != (self.dimension,):
-            raise unlike_an_event("StudentT", [(self.dimension,)], [x])
-        return x.to(self.location.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density at x.
@@ -232,20 +214,6 @@ class StudentT(Batched, Law):
             location, scale = y.mean(0), spread
             valid = positive_definite(scale).expand(x.shape)
             entries("StudentT.fit", "x", x, valid, "one of points that do not all lie in a plane")
-        found = _made(cls, [x.new_tensor(nu), location.to(x) + middle, ((scale + scale.mT) / 2).to(x)])
+        symmetric = ((scale + scale.mT) / 2).to(x)
+        found = make(cls, degrees=x.new_tensor(nu), location=location.to(x) + middle, scale=symmetric)
         return Solution.of(found, status, residual.to(x), steps)
-
-
-def _made(cls: type[Any], leaves: Iterable[Tensor]) -> Any:
-    """A member from its fields, unchecked."""
-    member = object.__new__(cls)
-    member.__dict__.update(zip(cls.event_dims, leaves, strict=True))
-    return member
-
-
-pytree.register_pytree_node(
-    StudentT,
-    lambda law: ([law.degrees, law.location, law.scale], None),
-    lambda leaves, _: _made(StudentT, leaves),
-    serialized_type_name="exptilt.StudentT",
-)

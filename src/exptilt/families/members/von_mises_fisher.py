@@ -1,6 +1,6 @@
 r"""The von Mises–Fisher distribution: the uniform measure on the sphere S^{D−1}, tilted.
 
-    p(x|θ) = e^{<x,θ> − A(θ)},  |x| = 1,     A(θ) = ½D log 2π + log(I_ν(κ) κ^{−ν}),   κ = |θ|,  ν = D/2 − 1
+    p(x|θ) = e^{⟨x,θ⟩ − A(θ)},  |x| = 1,     A(θ) = ½D log 2π + log(I_ν(κ) κ^{−ν}),   κ = |θ|,  ν = D/2 − 1
 
     E[x] = ρ(κ²) θ,   ρ = I_{D/2}(κ) / (κ I_ν(κ));      Cov[x] = ρ I + ρ (ρ⁺ − ρ) θθ'
 
@@ -97,7 +97,7 @@ class VonMisesFisher(ExponentialFamily):
         return (found.value + found.product + self.dimension / 2 * math.log(2 * math.pi)).to(self.dtype)
 
     def _kl(self, other: Self) -> Tensor:
-        """A(θ') − A(θ) − ρ<θ, δ>, δ = θ' − θ; the large parts give c' − c = <δ, θ + θ'> / (root + root')."""
+        """A(θ') − A(θ) − ρ⟨θ, δ⟩, δ = θ' − θ; the large parts give c' − c = ⟨δ, θ + θ'⟩ / (root + root')."""
         mine, others = self._bessel(), other._bessel()
         theta, delta = self.vector.double(), other.vector.double() - self.vector.double()
         both = mine.root + others.root
@@ -109,7 +109,7 @@ class VonMisesFisher(ExponentialFamily):
         return on
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        # Draw y around the first axis, then reflect that axis onto θ: x = y − 2 <r,y> r.
+        # Draw y around the first axis, then reflect that axis onto θ: x = y − 2 ⟨r,y⟩ r.
         theta = self.vector.detach()
         kappa = self.concentration.detach()
         unit = theta / kappa.clamp_min(torch.finfo(self.dtype).tiny).unsqueeze(-1)
@@ -159,7 +159,7 @@ _ROUNDS = 40  # at most 0.342 of the proposals are refused (D = 2, κ → ∞); 
 
 
 def _falls(kappa: Tensor, dimension: int, size: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """1 − <x, direction> for draws x of this size; small at large κ.
+    """1 − ⟨x, direction⟩ for draws x of this size; small at large κ.
 
     In three dimensions by inverting the distribution function. Otherwise by Wood's rejection method (1994),
     repeated for refused draws until none is left; under `torch.func` for all draws, a fixed number of times.

@@ -8,8 +8,8 @@ with weights w ≥ 0,
 whose v are the weights of the point z of the hull nearest to the origin. Then z is the normal of a hyperplane
 that separates the origin from every point: the certificate that no tilt has this mean.
 
-On the boundary the certificate is a normal d with <d, x_n> ≤ 0 for every n and < 0 for some, found by a
-linear program. The points with <d, x_n> = 0 are a face of the hull that holds the origin.
+On the boundary the certificate is a normal d with ⟨d, x_n⟩ ≤ 0 for every n and < 0 for some, found by a
+linear program. The points with ⟨d, x_n⟩ = 0 are a face of the hull that holds the origin.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 r"""The canonical link f = ∇G*, from means to natural parameters, and its linear fit (THEORY E7).
 
 Were the hidden states of a transformer means μ of an exponential family, exact scores would be <f(μ_i),
-μ_j>; a head has <W_q μ_i, W_k μ_j>, a bilinear form. So W_q' W_k would stand for f, as a linear
+μ_j>; a head has ⟨W_q μ_i, W_k μ_j⟩, a bilinear form. So W_q' W_k would stand for f, as a linear
 approximation
 
-    f(μ) ≈ M μ + c,      e^{<f(μ_i), μ_j>} ≈ e^{<M μ_i + c, μ_j>}
+    f(μ) ≈ M μ + c,      e^{⟨f(μ_i), μ_j⟩} ≈ e^{⟨M μ_i + c, μ_j⟩}
 
 f is the gradient of a convex function: its derivative, the inverse of the covariance, is symmetric and
 positive definite, so M should be as well. For Gaussians of one covariance Σ the link is linear, M = Σ⁻¹;
@@ -65,7 +65,7 @@ class LinearLink:
         asymmetry: ‖M − M'‖ / ‖M + M'‖, 0 for the derivative of a gradient map.
         least_eigenvalue: of the symmetric part of M; positive for a convex G.
         weight_error: the mean over i of the total variation ½ Σ_j |A_ij − Â_ij| between exact and linear
-            attention weights A_ij = softmax_j <f(μ_i), μ_j> of the samples.
+            attention weights A_ij = softmax_j ⟨f(μ_i), μ_j⟩ of the samples.
         worst_weight_error: the largest such distance.
     """
 

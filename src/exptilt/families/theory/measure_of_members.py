@@ -3,10 +3,10 @@ r"""Hidden states as a distribution of distributions (THEORY A14).
 States η_1, ..., η_N are members p_j of the family that tilts h, known by η_j or by their expected statistics
 k_j = ∇G(η_j). Attention whose keys are those expected statistics scores a query q by
 
-    <q, k_j> = G(q) + G*(k_j) − KL(p_j ‖ p_q),
+    ⟨q, k_j⟩ = G(q) + G*(k_j) − KL(p_j ‖ p_q),
 
 so a softmax over j weighs the states by e^{G*(k_j)} times how near p_j is to the member with η = q. Over
-natural parameters the roles swap, for a mean m:   <η_j, m> = G(η_j) + G*(m) − KL(p_m ‖ p_j).
+natural parameters the roles swap, for a mean m:   ⟨η_j, m⟩ = G(η_j) + G*(m) − KL(p_m ‖ p_j).
 """
 
 from typing import Literal

@@ -5,8 +5,8 @@ r"""Sums of exponentials, and the KL divergence of measures that need not be nor
 is to the sum of exponentials what the KL divergence is to its logarithm: as maxima over all masses m ≥ 0, and
 over probabilities p alone,
 
-        Σ_j h_j e^{s_j} = max_m [<s, m> − D(m ‖ h)] + Σ_j h_j,
-    log Σ_j h_j e^{s_j} = max_p [<s, p> − KL(p ‖ h)],
+        Σ_j h_j e^{s_j} = max_m [⟨s, m⟩ − D(m ‖ h)] + Σ_j h_j,
+    log Σ_j h_j e^{s_j} = max_p [⟨s, p⟩ − KL(p ‖ h)],
 
 attained at m_j = h_j e^{s_j} and at p = m / Σ_j m_j. So with M = e^G in place of G, the tilted measure
 stays unnormalised, and the Bregman divergence of M is D where that of G is KL. Minimising M over tilts, with
@@ -44,7 +44,7 @@ def unnormalized_kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def exponential_sum(h: Measure, eta: Tensor) -> Tensor:
-    """M(η) = ∫ h(x) e^{<t(x),η>}, the mass of the tilted measure: the sum whose logarithm is G.
+    """M(η) = ∫ h(x) e^{⟨t(x),η⟩}, the mass of the tilted measure: the sum whose logarithm is G.
 
     Args:
         h: a measure, such as `Empirical` with its log-weights.
@@ -57,7 +57,7 @@ def exponential_sum(h: Measure, eta: Tensor) -> Tensor:
 
 
 def exponential_bregman(h: Measure, a: Tensor, b: Tensor) -> Tensor:
-    """M(a) − M(b) − <∇M(b), a − b> = D(h_b ‖ h_a) of h tilted by b and by a, not normalised.
+    """M(a) − M(b) − ⟨∇M(b), a − b⟩ = D(h_b ‖ h_a) of h tilted by b and by a, not normalised.
 
     Equal to M(b) KL(p_b ‖ p_a) + D(M(b) ‖ M(a)).
 

@@ -1,6 +1,6 @@
 r"""The scores of one sequence, a few rows at a time, as a measure over keys and a linear function of them.
 
-    p_ij = h_ij e^{s_ij} / Z_i,   s_ij = scale <q_i, k_j>,   h_ij = e^{bias_ij} if i sees j, else 0
+    p_ij = h_ij e^{s_ij} / Z_i,   s_ij = scale ⟨q_i, k_j⟩,   h_ij = e^{bias_ij} if i sees j, else 0
 
 What depends on the query through an inner product is the score; what does not (masks, windows, position
 biases) belongs to the measure h that the query tilts. A learned sink is one more key, at the origin, of

@@ -153,15 +153,17 @@ def text_statistics(
     found["log_normalizer_variation"] = _deviation(per_key, live)[item]
     found["normalizer_cv"] = _variation(per_key, live)[item]
     if query.shape[2] == key.shape[2]:
-        found["near_mass"] = _median(*_near(query, key, options, G, many, places))[item]
+        near, even, use = _near(query, key, options, G, many, places)
+        shares = (even / visible.visible).double().expand_as(G)
+        found["near_mass"], found["near_mass_baseline"] = (_median(x, use)[item] for x in (near, shares))
     even, seen_by = (x[item if x.shape[0] > 1 else 0] for x in visible.even())
     return TextStatistics(found, again.output[item], again.key_mass[item].double(), even, seen_by)
 
 
 def _near(
     query: Tensor, key: Tensor, options: dict[str, Any], G: Tensor, use: Tensor, places: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attention on near keys, as the difference of two log-normalizers, and the queries that have a place."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention on near keys, by two log-normalizers; their number; and the queries that have a place."""
     near: dict[str, Any] = {**options, "sink": None}
     if places is None or len(places) != key.shape[2]:
         near["window"] = min(NEAR + 1, options.get("window") or NEAR + 1)
@@ -170,7 +172,8 @@ def _near(
         within = (torch.cdist(places, places) <= NEAR_PATCHES)[None, None]
         near["mask"] = within if options.get("mask") is None else within & options["mask"]
         use = use & ~places.isnan().any(-1)
-    return (log_normalizer(query, key, **near).double() - G).exp().clamp(max=1), use
+    mass = (log_normalizer(query, key, **near).double() - G).exp().clamp(max=1)
+    return mass, Visibility.of(query, key, near).visible, use
 
 
 def _median(x: Tensor, use: Tensor) -> Tensor:

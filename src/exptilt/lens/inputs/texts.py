@@ -170,7 +170,7 @@ def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
 
 
 def with_delimiters(chunks: Sequence[Chunk], tokenizer: Any) -> list[Chunk]:
-    """The chunks with `delimiters` set to their tokens that are blank, punctuation or special, but not unknown."""
+    """The chunks with `delimiters`: their tokens that are blank, punctuation or special, but not unknown."""
     used = sorted({int(i) for chunk in chunks for i in chunk.ids})
     ends = set(chunks[0].special) | {
         i for i, text in zip(used, token_texts(tokenizer, used), strict=True) if _ends(text)

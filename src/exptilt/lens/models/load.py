@@ -311,7 +311,11 @@ def _read_once(source: Path) -> Iterator[None]:
         yield
         return
     gguf: Any = import_module("gguf")
-    names = [name for name in ("GGUFReader", "get_tensor_name_map") if not hasattr(getattr(gguf, name), "cache_info")]
+    names = [
+        name
+        for name in ("GGUFReader", "get_tensor_name_map")
+        if not hasattr(getattr(gguf, name), "cache_info")
+    ]
     before = {name: getattr(gguf, name) for name in names}
     for name, function in before.items():
         setattr(gguf, name, cache(function))

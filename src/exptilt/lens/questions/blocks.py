@@ -131,8 +131,8 @@ def _scaling(x: Tensor, y: Tensor) -> Tensor:
 def write_size(write: Tensor, hidden: Tensor) -> Tensor:
     """Length of each head's write over the length of the token it goes to, root mean square: ``(head,)``.
 
-    `write` is ``(head, token, width)``, hidden ``(token, width)``. The ratio is taken token by token, since the
-    first token of a trained model may be a hundred times as long as the others.
+    `write` is ``(head, token, width)``, hidden ``(token, width)``. The ratio is taken token by token, since
+    the first token of a trained model may be a hundred times as long as the others.
     """
     size = hidden.double().square().sum(-1)
     share = write.double().square().sum(-1) / size.clamp_min(torch.finfo(torch.float64).tiny)

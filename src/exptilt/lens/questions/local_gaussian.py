@@ -2,9 +2,9 @@ r"""Do the keys of a head look Gaussian to its queries (THEORY F2)?
 
 If the keys a query sees were drawn from a Gaussian of mean m and covariance C, then with η = scale·q
 
-    G(q) = log Σh + <m,η> + ½ η'Cη,        ∇G = m + Cη   (the attention output in key space, the mean key).
+    G(q) = log Σh + ⟨m,η⟩ + ½ η'Cη,        ∇G = m + Cη   (the attention output in key space, the mean key).
 
-Neither m nor C is needed as such: <m,η> and η'Cη are the mean and the variance of the query's scores under
+Neither m nor C is needed as such: ⟨m,η⟩ and η'Cη are the mean and the variance of the query's scores under
 the untilted measure of its keys, and Cη is the covariance of key and score. So the prediction is the second
 cumulant expansion of G, and it is held against G itself:
 

@@ -102,7 +102,8 @@ next_mass | mass on the token after | | 0..1
 delimiter_mass | mass on delimiters | | 0..1
     Share of attention that goes to blanks, line ends, punctuation and special tokens, the first token left
     out. Baseline: what even attention would give them.
-    Assumes: Over all queries of a text. What is a delimiter is told by its characters; unknown tokens are not.
+    Assumes: Over all queries of a text. What is a delimiter is told by its characters; unknown tokens
+    are not.
     Absent: {places}
 near_mass | mass nearby | | 0..1
     Share of attention that the typical query gives to the 8 nearest tokens on either side and to itself; of

@@ -117,11 +117,11 @@ class _Meter:
         scores = Scores.of(query, key, options)
         G = call.tilted.log_normalizer[0]
         text = text_statistics(query, key, options, call.tilted, places=self.places)
-        heads = {name: text.by_name[name] for name in HEADS if name in text.by_name}
+        heads = {name: text.by_name[name] for name in (*HEADS, "near_mass_baseline") if name in text.by_name}
         if call.kind == "self":
             heads |= self._chosen_keys(scores, G, text)
         else:
-            heads.pop("near_mass", None)
+            heads = {name: x for name, x in heads.items() if not name.startswith("near_mass")}
         if scores.rule.softcap is None:  # a capped score is not linear in the query: neither question applies
             for prefix, neighbours in (("", None), ("local_", self.options.neighbours)):
                 fit = gaussian_fit(scores, G, text.mean_key, neighbours=neighbours)

@@ -229,8 +229,8 @@ class Study:
             except (OSError, ValueError) as problem:
                 said = f"{str(text)[:80]!r}, which is neither JSON nor a file that can be read"
                 raise ArgumentError(
-                    f"Study.from_json: got {said} ({problem}). Pass the text that to_json gave, or the path of "
-                    "a study.json."
+                    f"Study.from_json: got {said} ({problem}). Pass the text that to_json gave, or the path "
+                    "of a study.json."
                 ) from problem
         try:
             data = json.loads(text)

@@ -219,7 +219,14 @@ class _Plan:
         steps = np.array([step for step, _, _ in self.found[1:]])
         strips = [units[0]["strip"] for _, units, _ in self.found[1:] if "strip" in units[0]]
         kept = np.nan_to_num(np.stack(strips)).round(4) if strips else None
-        return Training(steps, np.array(loss), Measures(_complete(heads)), _complete(layers), kept, self.marks[0] == self.marks[-1])
+        return Training(
+            steps,
+            np.array(loss),
+            Measures(_complete(heads)),
+            _complete(layers),
+            kept,
+            self.marks[0] == self.marks[-1],
+        )
 
 
 def _complete(curves: dict[str, list[Any]]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from exptilt._support.errors import ArgumentError
+from exptilt.lens.heads.scores import Scores
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.lens.watching.masks import Readings
 from exptilt.lens.watching.modules import Modules
@@ -57,6 +59,41 @@ class AttentionCall:
     real_query: Tensor | None
     real_key: Tensor | None
     tilted: AttentionResult
+
+    def pattern(self, head: int, item: int = 0) -> Tensor:
+        """Attention of one head over one text, ``(query, key)``, in the precision of its statistics.
+
+        Args:
+            head: index in the layer.
+            item: index of the text in the batch.
+        """
+        heads = self.query.shape[1]
+        if not 0 <= head < heads:
+            raise ArgumentError(f"pattern: head is {head}, and layer {self.layer} has {heads} heads, from 0.")
+        own = slice(head, head + 1)
+        shared = head * self.key.shape[1] // heads
+        options = {
+            name: x[:, own] if name in ("bias", "mask") and x.dim() == 4 and x.shape[1] == heads else x
+            for name, x in self.options.items()
+        }
+        if options.get("sink") is not None:
+            options["sink"] = options["sink"][own]
+        scores = Scores.of(self.query[:, own], self.key[:, shared : shared + 1], options, item)
+        G = self.tilted.log_normalizer.detach()[item, own]
+        return torch.cat([p[0] for _, p in scores.weights(G)])
+
+    def top(self, query: int, head: int, k: int = 5, item: int = 0) -> list[tuple[int, float]]:
+        """The k keys that a query of one head looks at most, each with its share, the largest first.
+
+        Args:
+            query: place of the query.
+            head: index in the layer.
+            k: how many keys.
+            item: index of the text in the batch.
+        """
+        row = self.pattern(head, item)[query]
+        share, place = row.topk(min(k, len(row)))
+        return list(zip(place.tolist(), share.tolist(), strict=True))
 
 
 @dataclass
@@ -129,6 +166,7 @@ class Intercepted:
         self.name, self.modules, self.masks = type(self.model).__name__, Modules(self.model), Readings()
         self.busy = False  # at work on an attention call
         self.ran = False  # whether the model was called at all
+        self.attended = False  # whether any of its attention was seen, here or by an interception inside
         self._turns: dict[tuple[nn.Module | None, str], int] = {}
 
     @property
@@ -138,12 +176,19 @@ class Intercepted:
 
     def work_out(self, request: Request) -> Tensor:
         """The output of a call, ``(batch, Hq, Q, Dv)``."""
+        self.mark_attended()
         self.before_attention()
         self.busy = True
         try:
             return self.attend(request)
         finally:
             self.busy = False
+
+    def mark_attended(self) -> None:
+        """Note that attention was seen, for the interceptions around this one too."""
+        self.attended = True
+        if self.outer is not None:
+            self.outer.mark_attended()
 
     def keep_shape(self, module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
         """Remember the shape of the first tensor that a module is given; a softmax may be asked its batch."""
@@ -167,6 +212,10 @@ class Intercepted:
         turn = self._turns.get((module, kind), 0)
         self._turns[module, kind] = turn + 1
         return turn
+
+    def turns(self, module: nn.Module | None, kind: str) -> int:
+        """The number that `turn` will give next."""
+        return self._turns.get((module, kind), 0) if self.ran else 0
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module belongs to this model, or to one intercepted around it."""

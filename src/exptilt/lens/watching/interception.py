@@ -48,7 +48,9 @@ class _Hook:
         self.function = function
 
     def __call__(self, *arguments: Any) -> None:
-        self.function(*arguments)
+        # If a hook before this one removes it, torch still calls it this once, but without keywords.
+        if len(arguments) == 3:
+            self.function(*arguments)
 
     def __reduce__(self) -> Any:
         return partial, (_nothing,)
@@ -91,7 +93,9 @@ class Interception:
             restore.callback(OPEN.remove, seen)
             restore.enter_context(uncompiled())
             if seen.softmax or not seen.modules.interface_only or seen.modules.strangers:
-                restore.enter_context(FunctionalMode(seen))  # which costs microseconds at every torch function
+                restore.enter_context(
+                    FunctionalMode(seen)
+                )  # which costs microseconds at every torch function
             self._restore = restore.pop_all()
         return self
 

@@ -59,7 +59,9 @@ def _may_attend_otherwise(kind: Any) -> bool:
     own = [x for x in outside if getattr(x, "__module__", "") == kind.__module__ and not isinstance(x, type)]
     # A module of the interface that attends by hand all the same is missed by name when it has run.
     other = {FUNCTION} if INTERFACE in ways(kind) else {FUNCTION, "softmax"}
-    codes = [getattr(inspect.unwrap(x), "__code__", None) for x in (*own, *vars(kind).values()) if callable(x)]
+    codes = [
+        getattr(inspect.unwrap(x), "__code__", None) for x in (*own, *vars(kind).values()) if callable(x)
+    ]
     return any(not other.isdisjoint(_names(code)) for code in codes if code is not None)
 
 
@@ -94,7 +96,9 @@ class Modules:
         self.interface = any(INTERFACE in how[module] for module in found)
         # Whether all attention goes through the interface, so that no torch function has to be looked at.
         kinds = {type(module) for module in self.names}
-        self.interface_only = self.interface and not any(map(_may_attend_otherwise, kinds))
+        self.interface_only = self.interface and not any(
+            _may_attend_otherwise(cast(Any, kind)) for kind in kinds
+        )
         near = [self.names[module] for module in found]
         # Modules with Attention in their class name but no known way to attend, and neither inside nor around
         # a module that has one.

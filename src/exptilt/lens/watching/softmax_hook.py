@@ -99,8 +99,8 @@ class Softmaxes:
         query, key = scores.new_zeros(batch, heads, Q, 1), scores.new_zeros(batch, heads, K, 1)
         request = Request(found.module, self.model.kind(found.module), query, key, key, {"scale": 1.0})
         read_dense(scores, request, self.model.own_queries(request))
+        self.model.mark_attended()
         self.model.look_at(request)
-
 
     def _batch(self, module: nn.Module | None, scores: Tensor) -> int:
         """Number of batch items in scores ``(batch · heads, Q, K)``; raises if that cannot be told."""
@@ -116,9 +116,9 @@ class Softmaxes:
         if not batches or batches[0] < 1 or rows % batches[0]:
             name = f"{type(module).__name__} {self.model.modules.name(module)!r}"
             raise ArgumentError(
-                f"watch: {name} of {self.model.name} makes scores of shape {tuple(scores.shape)}, and neither "
-                "its number of heads (num_heads) nor its input says how many of these are batch items. Set "
-                "num_heads on it, or watch it with a batch of 1."
+                f"watch: {name} of {self.model.name} makes scores of shape {tuple(scores.shape)}, and "
+                "neither its number of heads (num_heads) nor its input says how many of these are batch "
+                "items. Set num_heads on it, or watch it with a batch of 1."
             )
         return int(batches[0])
 

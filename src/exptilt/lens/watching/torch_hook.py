@@ -48,6 +48,7 @@ class FunctionalMode(TorchFunctionMode):
     ) -> Any:
         wanted = keywords.get("need_weights", True)
         if wanted and self.model.quiet:  # torch makes the weights itself, with all their derivatives
+            self.model.mark_attended()
             return F.multi_head_attention_forward(query, key, *rest, **keywords)
         inner = partial(_attention, self.model, module, "self" if query is key else "cross", wanted)
         if wanted:
@@ -132,6 +133,7 @@ def _attention(
         mask = _four(attn_mask, attn_mask.shape[:-3])
         read_dense(mask[..., : request.key.shape[2]], request, model.own_queries(request))
     if dropout_p > 0 or only_look:
+        model.mark_attended()
         model.look_at(request)
         if only_look:
             return torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])

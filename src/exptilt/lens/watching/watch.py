@@ -49,6 +49,7 @@ class Wanted:
     check: bool | None = None
     softmax: bool = False
     verify: bool = False
+    edit: Callable[[AttentionCall], Tensor | None] | None = None
 
 
 class Watch:
@@ -122,11 +123,37 @@ class Watch:
             name = self.modules.name(r.module)
             problem.add_note(f"(in attention of {self.intercepted.name}, module {name!r})")
             raise
+        if self.wanted.edit is not None and (r.module is None or r.module in self.modules):
+            tilted = self._edited(r, tilted)
         self._note(r, tilted)
         return tilted.output
 
+    def _edited(self, r: Request, tilted: AttentionResult) -> AttentionResult:
+        """The result of a call with the output that `edit` puts in its place."""
+        assert self.wanted.edit is not None
+        layer = self.modules.number(r.module, self.intercepted.turns(r.module, r.kind))
+        place = (layer, self.modules.name(r.module), r.module, r.kind, self._steps.get(layer, 0))
+        real = (r.visible.real_query, r.visible.real_key)
+        seen = AttentionCall(*place, r.query, r.key, r.value, dict(r.options), *real, tilted)
+        found = self.wanted.edit(seen)
+        if found is None:
+            return tilted
+        if not isinstance(found, Tensor) or found.shape != tilted.output.shape:
+            got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ArgumentError(
+                f"watch: edit gave {got} for layer {layer}, whose output has shape "
+                f"{tuple(tilted.output.shape)}. Return a tensor of that shape, or None for no change."
+            )
+        return replace(tilted, output=found.to(tilted.output.dtype))
+
     def _look_at(self, r: Request) -> None:
         """Record a call whose output torch computes."""
+        if self.wanted.edit is not None:
+            raise ArgumentError(
+                f"watch: the output of {self.modules.name(r.module)!r} cannot be edited: torch computes it, "
+                "since its weights are asked for (need_weights=False), dropped out (model.eval()) or "
+                "written out."
+            )
         with torch.no_grad():
             self._note(r, self._tilted(r))
 
@@ -180,6 +207,7 @@ def watch(
     check: bool | None = None,
     softmax: bool = False,
     verify: bool = False,
+    edit: Callable[[AttentionCall], Tensor | None] | None = None,
 ) -> Watch:
     """Watch a model's attention while it runs; outputs stay the same up to rounding, and memory is O(n).
 
@@ -197,6 +225,8 @@ def watch(
             This is the slow way: the model has made all n×n scores, and they are read once more.
         verify: run the first call of the model both ways, watched and not, in eval mode; raise if the outputs
             differ by more than rounding.
+        edit: called with an `AttentionCall`; the output ``(batch, heads, query, dim)`` that it returns takes
+            the place of the call's own, None leaves it. Ready-made ones are in `lens.edits`.
 
     Returns:
         A context manager; inside and after it, ``.record`` is the `Record`.
@@ -213,4 +243,4 @@ def watch(
         raise ArgumentError(
             f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model."
         )
-    return Watch(model, Wanted(per_token, key_mass, observe, keep_graph, check, softmax, verify))
+    return Watch(model, Wanted(per_token, key_mass, observe, keep_graph, check, softmax, verify, edit))

@@ -1,7 +1,7 @@
 r"""`RestrictedBoltzmann`: visible and hidden units, joined only to each other.
 
-    binary hidden     E(v,h) = −<b,v> − <c,h> − v'Wh            F(v) = −<b,v> − Σ_j log(1 + e^{c_j + (v'W)_j})
-    Gaussian hidden   E(v,h) = −<b,v> − <c,h> − v'Wh + ½<h,h>    F(v) = −<b,v> − ½‖c + W'v‖² − (H/2) log 2π
+    binary hidden     E(v,h) = −⟨b,v⟩ − ⟨c,h⟩ − v'Wh            F(v) = −⟨b,v⟩ − Σ_j log(1 + e^{c_j + (v'W)_j})
+    Gaussian hidden   E(v,h) = −⟨b,v⟩ − ⟨c,h⟩ − v'Wh + ½⟨h,h⟩    F(v) = −⟨b,v⟩ − ½‖c + W'v‖² − (H/2) log 2π
 
 F is the free energy, p(v) = e^{−F(v)}/Z. Given one side, units of the other are independent: a hidden unit is
 a coin (0 or 1) or a unit Gaussian about c + W'v, a visible one a coin. Visible units are {0,1}, or ±1
@@ -9,7 +9,7 @@ a coin (0 or 1) or a unit Gaussian about c + W'v, a visible one a coin. Visible 
 (`hopfield_to_boltzmann`).
 
 Real data have Gaussian visible units (`visible="gaussian"`, the usual "Gaussian–binary" machine): ½‖v − b‖²
-replaces −<b,v> above, and given h, v is Gaussian about b + Wh with variance 1 (scale the data to that).
+replaces −⟨b,v⟩ above, and given h, v is Gaussian about b + Wh with variance 1 (scale the data to that).
 Hidden units are then binary: Gaussian ones on both sides make a plain Gaussian law, and no law at all if ‖W‖
 ≥ 1. Z is exact, by enumeration, where one side of coins is small.
 """
@@ -50,7 +50,7 @@ def _draw(kind: str, field: Tensor, generator: torch.Generator | None) -> Tensor
 
 
 def _log_integral(kind: str, field: Tensor) -> Tensor:
-    """log Σ_u e^{<field,u>} over all states of coins, or log ∫ e^{<field,u> − ½<u,u>} du: ``(...)``."""
+    """log Σ_u e^{⟨field,u⟩} over all states of coins, or log ∫ e^{⟨field,u⟩ − ½⟨u,u⟩} du: ``(...)``."""
     if kind == "gaussian":
         return field.square().sum(-1) / 2 + field.shape[-1] / 2 * math.log(2 * math.pi)
     return (F.softplus(field, threshold=40.0) if kind == "binary" else torch.logaddexp(-field, field)).sum(-1)
@@ -151,7 +151,7 @@ class RestrictedBoltzmann:
         return linear + hidden.square().sum(-1) / 2 if self.hidden == "gaussian" else linear
 
     def _own_energy(self, visible: Tensor) -> Tensor:
-        """The energy of the visible units alone: −<b,v>, or ½‖v − b‖² if Gaussian."""
+        """The energy of the visible units alone: −⟨b,v⟩, or ½‖v − b‖² if Gaussian."""
         if self.visible == "gaussian":
             return (visible - self.visible_bias).square().sum(-1) / 2
         return -(visible @ self.visible_bias)
@@ -276,7 +276,7 @@ class RestrictedBoltzmann:
             if by_hidden:
                 field = b + state @ w.mT
                 value = state @ c + _log_integral(self.visible, field)
-                if self.visible == "gaussian":  # ½‖v − b‖² = ½<v,v> − <b,v> + ½<b,b>
+                if self.visible == "gaussian":  # ½‖v − b‖² = ½⟨v,v⟩ − ⟨b,v⟩ + ½⟨b,b⟩
                     value = value - b.square().sum() / 2
             else:
                 value = -self.free_energy(state)

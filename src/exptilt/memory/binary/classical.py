@@ -6,7 +6,7 @@ r"""`ClassicalHopfield`: binary units, one weight for each pair, patterns as min
     pseudo-inverse   W = X' (X X')⁺ X            every pattern is a fixed point while they are independent
 
 The diagonal is 0 in both. Unit by unit in any order (asynchronous), no flip raises E, since W is symmetric
-with zero diagonal. All at once (synchronous) no step raises −<σ(t), Wσ(t−1)>, and the network comes to
+with zero diagonal. All at once (synchronous) no step raises −⟨σ(t), Wσ(t−1)⟩, and the network comes to
 rest or to a cycle of two.
 """
 

@@ -1,6 +1,6 @@
 r"""How far a pattern stands out from the others, and which patterns are equal.
 
-    Δ_i = min_{j≠i} (s_ii − s_ij):    dot <x_i,x_i> − <x_i,x_j>,    cosine 1 − cos,    euclidean ½‖x_i − x_j‖²
+    Δ_i = min_{j≠i} (s_ii − s_ij):    dot ⟨x_i,x_i⟩ − ⟨x_i,x_j⟩,    cosine 1 − cos,    euclidean ½‖x_i − x_j‖²
 
 Δ_i decides whether a pattern can be retrieved (``theory.py``). The N×N matrix of scores is never
 made: blocks of patterns meet tiles of patterns, and each row keeps its largest score.

@@ -45,6 +45,8 @@ def of_fit(fit: Any, transition: Array, smoothed: Array) -> dict[str, Any]:
     with np.errstate(divide="ignore"):
         duration = 1.0 / (1.0 - transition.diagonal())
     names = ("log_likelihood", "aic", "bic", "free_parameters", "observations")
-    found = {name: getattr(fit, name) for name in names} | {"status": fit.status.value}
+    found = {name: getattr(fit, name) for name in names} | {
+        "status": fit.status.value + (f" ({fit.reason})" if fit.reason else "")
+    }
     chain = {"transition": transition, "duration": duration, "share": smoothed.mean(0)}
     return found | chain | {"smoothed": smoothed}

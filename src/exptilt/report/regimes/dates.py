@@ -63,7 +63,7 @@ def next_labels(labels: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def span(text: str) -> tuple[datetime, datetime]:
-    """The first moment of a year, quarter, month or day, and that after its last; ValueError if it is none."""
+    """The first moment of a year, quarter, month or day, and that after its last; else ValueError."""
     text = text.strip()
     if re.fullmatch(r"\d{4}", text):
         return datetime(int(text), 1, 1), datetime(int(text) + 1, 1, 1)
@@ -82,16 +82,16 @@ def span(text: str) -> tuple[datetime, datetime]:
 
 
 def _counters(labels: Sequence[str], name: str) -> Times | None:
-    """Whole numbers that only rise or only fall: years, or counters of what their column is called."""
+    """Whole numbers that only rise or fall, or years of a named column in any order."""
     if not all(re.fullmatch(r"[-+]?\d+", label) for label in labels):
         return None
     keys = [int(label) for label in labels]
     steps = {b - a for a, b in pairwise(keys)}
-    if not (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
+    years = all(1500 <= key <= 2200 for key in keys)
+    if not (all(step > 0 for step in steps) or all(step < 0 for step in steps) or (years and name)):
         return None
     if all(len(label) == 8 for label in labels) and (dates := _dates(labels)):
         return dates
-    years = all(1500 <= key <= 2200 for key in keys)
     word = next((unit for unit in NAMED if unit == name.strip().lower().rstrip("s")), "row")
     unit = ("year" if years else word) if steps in ({1}, {-1}) else "row"
     step = keys[-1] - keys[-2] if len(keys) > 1 else 1
@@ -116,7 +116,7 @@ def _periods(labels: Sequence[str]) -> Times | None:
     except ValueError:
         return None
     assert match is not None
-    letter, width = match[3] or match[5], max(len(PERIOD.fullmatch(label)[4] or "") for label in labels)  # type: ignore[index]
+    letter, width = match[3] or match[5], max(len(re.split("[A-Za-z]", label)[-1]) for label in labels)
 
     def write(key: datetime) -> str:
         year, number = key.year, key.month
@@ -124,7 +124,9 @@ def _periods(labels: Sequence[str]) -> Times | None:
             year, number, _ = key.isocalendar()
         elif letter in "Qq":
             number = (key.month + 2) // 3
-        return f"{letter}{number}{match[7]}{year}" if match[5] else f"{year}{match[2]}{letter}{number:0{width}d}"
+        return (
+            f"{letter}{number}{match[7]}{year}" if match[5] else f"{year}{match[2]}{letter}{number:0{width}d}"
+        )
 
     return _regular(keys, write, _of_period)
 

@@ -135,8 +135,9 @@ def _picture(found: Regimes) -> Figure:
     level, columns = f"{100 * found.level:g} %", ", ".join(found.columns)
     return Figure(
         draw(found, narrow=False),
-        f"{columns} over {counted(found, len(found.y))}, bands of colour where each regime is the likeliest, a forecast "
-        f"of {counted(found, len(found.forecast))}, the probabilities of the regimes, and residuals.",
+        f"{columns} over {counted(found, len(found.y))}, bands of colour where each regime is the "
+        f"likeliest, a forecast of {counted(found, len(found.forecast))}, the probabilities of the "
+        "regimes, and residuals.",
         f"Data, smoothed signal and forecast with its {level} interval; below, the probability of each "
         "regime given the whole series, and residuals, which lie between the dotted lines 95 % of the time "
         "if the model is right. All share one time axis.",
@@ -217,7 +218,8 @@ def _comparison(found: Regimes) -> Section:
     c = found.comparison
     assert c is not None
     text = [
-        f"{c.said[0].upper()}{c.said[1:]}. BIC and AIC are better when lower. The log score is the mean of log p(a value | "
+        f"{c.said[0].upper()}{c.said[1:]}. BIC and AIC are better when lower. The log score is the "
+        "mean of log p(a value | "
         "those before it) over the last part of the series, fitted to what came before; higher is "
         "better, and it is what counts if you mean to forecast."
     ]

@@ -176,7 +176,7 @@ def find_regimes(
     T, m = series.values.shape
     if kind == "autoregression" and m > 1:
         raise ArgumentError(f"switch: with lags one column is modelled, not {m}. Choose it with --columns.")
-    if T < (least := least_rows(kind, modes, m, lags)):
+    if (least := least_rows(kind, modes, m, lags)) > T:
         raise ArgumentError(f"{path} has {T} rows. {modes} regimes of {m} columns need at least {least}.")
     y = series.values
     ahead = tuple(series.times.ahead(steps)) if series.times else next_labels(series.labels, steps)
@@ -184,10 +184,11 @@ def find_regimes(
         found = count_regimes(y, modes, starts, steps, level, seed, progress)
     else:
         options = modes, lags, starts, steps, level, seed, progress
-        most = [k for k in counts if T >= least_rows(kind, k, m, lags)]
+        most = [k for k in counts if least_rows(kind, k, m, lags) <= T]
         found = level_regimes(kind, most, series.columns, y, *options)
     shaded = _shaded(series, [text for text in shade if ".." in text]) if shade else None
-    said = [f"The first {lags} rows are lags."] if cut else []
+    said = ["The first row is" if cut == 1 else f"The first {cut} rows are"] if cut else []
+    said = [f"{words} given, not modelled: each value is explained by those before it." for words in said]
     return Regimes(
         *(series.source, series.columns, series.labels[cut:], y[cut:], kind, seed),
         level=level,
@@ -215,8 +216,7 @@ def _shaded(series: Series, spans: Sequence[str]) -> NDArray[np.bool_]:
     for text in spans:
         ends = [part.strip() for part in text.split("..", 1)]
         if set(ends) <= set(series.labels):
-            first, last = (series.labels.index(end) for end in ends)
-            out[first : last + 1] = True
+            out[series.labels.index(ends[0]) : series.labels.index(ends[1]) + 1] = True
             continue
         keys = series.times.keys if series.times else ()
         try:
@@ -225,8 +225,8 @@ def _shaded(series: Series, spans: Sequence[str]) -> NDArray[np.bool_]:
             first, after = span(ends[0])[0], span(ends[1])[1]
         except ValueError:
             raise ArgumentError(
-                f"switch: --shade {text!r} is no span of rows. Pass FROM..TO in dates such as 2007-12..2009-06, or "
-                f"as rows are named ({series.labels[0]}..{series.labels[-1]})."
+                f"switch: --shade {text!r} is no span of rows. Pass FROM..TO in dates such as "
+                f"2007-12..2009-06, or as rows are named ({series.labels[0]}..{series.labels[-1]})."
             ) from None
         out |= [first <= key.replace(tzinfo=None) < after for key in keys]
     return out
@@ -248,9 +248,7 @@ def level_regimes(
     """The fields of `Regimes` that a model of levels gives; arguments as for `find_regimes`."""
     if kind == "level":
         check_columns("switch", y[~np.isnan(y).any(1)], True, names)
-    fit = fit_named_model(
-        y, kind=kind, modes=modes, order=lags, starts=starts, seed=seed, progress=progress
-    )
+    fit = fit_named_model(y, kind=kind, modes=modes, order=lags, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post = model.filter(fit.y, method=fit.filter, inputs=fit.inputs)
     back = model.smooth(fit.y, method=fit.filter, inputs=fit.inputs)
@@ -265,8 +263,13 @@ def level_regimes(
         signal = smoothed @ center
     elif kind == "autoregression":
         center, center_error = fit.estimates["intercept"][:, None], errors["intercept"][:, None]
-        means = model.observation_offset + np.einsum("kmr,tr->tkm", model.observation_input, fit.inputs)[..., 0:1]
-        signal, transition = np.einsum("tk,tkm->tm", back.mode_probability, means), fit.estimates["transition"]
+        means = (
+            model.observation_offset + np.einsum("kmr,tr->tkm", model.observation_input, fit.inputs)[..., 0:1]
+        )
+        signal, transition = (
+            np.einsum("tk,tkm->tm", back.mode_probability, means),
+            fit.estimates["transition"],
+        )
     else:
         center = np.sqrt(_diagonals(model.process_noise))
         spread = _diagonals(errors["process_noise"]) if "process_noise" in errors else unknown
@@ -285,19 +288,32 @@ def level_regimes(
         forecast["forecast_probability"] = ahead.mode_probability
     compared = None
     if counts:
-        options = {"kind": kind, "order": lags, "starts": min(starts, 3), "seed": seed, "progress": progress}
-        compared = compare(y, modes=counts, known={modes: fit}, folds=4 if len(y) <= LONG else 1, **options)
-    return of_fit(fit, transition, smoothed) | forecast | {
-        "center": center,
-        "center_error": center_error,
-        "deviation": deviation,
-        "filtered": sum_modes(post.mode_probability, modes),
-        "path": path,
-        "signal": signal,
-        "residuals": residuals,
-        "tests": tuple(residual_tests(column) for column in residuals.T),
-        "comparison": compared,
-    }
+        compared = compare(
+            y,
+            modes=counts,
+            kind=kind,
+            order=lags,
+            folds=4 if len(y) <= LONG else 1,
+            starts=min(starts, 3),
+            seed=seed,
+            known={modes: fit},
+            progress=progress,
+        )
+    return (
+        of_fit(fit, transition, smoothed)
+        | forecast
+        | {
+            "center": center,
+            "center_error": center_error,
+            "deviation": deviation,
+            "filtered": sum_modes(post.mode_probability, modes),
+            "path": path,
+            "signal": signal,
+            "residuals": residuals,
+            "tests": tuple(residual_tests(column) for column in residuals.T),
+            "comparison": compared,
+        }
+    )
 
 
 def future_paths(

@@ -13,7 +13,7 @@ APART, WIDER = 0.5, 1.5  # levels so many deviations apart, and deviations of su
 
 
 def words_of(found: Regimes) -> list[str]:
-    """What tells each regime from the others, such as "low", "volatile" or "falling, volatile"; "" if nothing."""
+    """What tells each regime from the others: "low", "volatile" or "falling, volatile"; "" if nothing."""
     M = len(found.share)
     if M == 1:
         return [""]
@@ -65,7 +65,9 @@ def now(found: Regimes) -> str:
     p = found.filtered[-1, last.regime]
     sure = "more than 99 %" if p > 0.99 else f"{100 * p:.0f} %"
     rows, expected = last.end - last.begin, found.duration[last.regime]
-    first = f"At the last row, {plain(found.labels[-1])}, the series is in regime {name_of(found, last.regime)}"
+    first = (
+        f"At the last row, {plain(found.labels[-1])}, the series is in regime {name_of(found, last.regime)}"
+    )
     since = f"since {plain(found.labels[last.begin])}" if last.begin else "since the first row"
     lasts = "has no end in these data" if not np.isfinite(expected) else f"average {counted(found, expected)}"
     spells = f"Such a spell {lasts}" if not np.isfinite(expected) else f"Such spells {lasts}"
@@ -96,7 +98,8 @@ def verdicts(found: Regimes) -> list[str]:
             hint = {"level": "--lags 1, --model local-level, or its changes", "autoregression": "more lags"}
             out.append(
                 f"The residuals of {name} are correlated: the model misses what carries over from one "
-                f"{found.unit} to the next, and this forecast with it. Try {hint.get(found.kind, 'more regimes')}."
+                f"{found.unit} to the next, and this forecast with it. "
+                f"Try {hint.get(found.kind, 'more regimes')}."
             )
         elif bad:
             words = {
@@ -105,7 +108,8 @@ def verdicts(found: Regimes) -> list[str]:
             }
             what = " and ".join(words[b] for b in sorted(bad))
             out.append(
-                f"The residuals of {name} are uncorrelated, but {what}: the intervals may be too wide or too narrow."
+                f"The residuals of {name} are uncorrelated, but {what}: "
+                "the intervals may be too wide or too narrow."
             )
         elif tests:
             out.append(f"The residuals of {name} look as they should: nothing speaks against the intervals.")
@@ -129,11 +133,18 @@ def text(found: Regimes) -> str:
         found.status,
         "",
     ]
-    header = ["regime", "share", f"{found.unit}s", *(h for n in names for h in (f"{n} {center}", "s.e.", deviation))]
+    header = [
+        "regime",
+        "share",
+        f"{found.unit}s",
+        *(h for n in names for h in (f"{n} {center}", "s.e.", deviation)),
+    ]
     table = [header]
     for k in range(M):
         row = [name_of(found, k), f"{100 * found.share[k]:.1f} %", f"{found.duration[k]:.1f}"]
-        for value, error, spread in zip(found.center[k], found.center_error[k], found.deviation[k], strict=True):
+        for value, error, spread in zip(
+            found.center[k], found.center_error[k], found.deviation[k], strict=True
+        ):
             row += [f"{value:.4g}", "not known" if np.isnan(error) else f"{error:.2g}", f"{spread:.4g}"]
         table.append(row)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

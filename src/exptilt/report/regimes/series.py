@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,9 @@ def read_series(
             raise ArgumentError(f"{path} has no column {name!r}. It has: {', '.join(header)}.")
     names, labels = _labels(header, rows, columns or (), index)
     if names and index is None:
-        chosen.append(f"Rows are named by the column {' and '.join(map(repr, names))}; --index chooses another.")
+        chosen.append(
+            f"Rows are named by the column {' and '.join(map(repr, names))}; --index chooses another."
+        )
     times = read_times(labels, names[0]) if names else None
     order = list(range(len(rows)))
     if times is not None and not times.rising:
@@ -136,11 +139,11 @@ def _numbers(
 def _in_order(path: Path, rows: Lines, labels: Sequence[str], times: Times) -> tuple[list[int], str]:
     """The rows' places in order of time, and a sentence on what was done."""
     order = sorted(range(len(rows)), key=lambda k: times.keys[k])
-    falling = all(a >= b for a, b in zip(times.keys, times.keys[1:], strict=False))
+    falling = all(a >= b for a, b in pairwise(times.keys))
     if falling:
         order = list(range(len(rows)))[::-1]
         return order, f"The newest row came first ({labels[0]}): rows were put in order of time."
-    for a, b in zip(order, order[1:], strict=False):
+    for a, b in pairwise(order):
         if times.keys[a] == times.keys[b]:
             raise ArgumentError(
                 f"{path}: lines {rows[a][0]} and {rows[b][0]} are both of {labels[a]!r}, and rows are not in "

@@ -1,7 +1,7 @@
 r"""Three to six findings about one model, by stated rules, in a stated order.
 
-First the kinds of heads that everybody looks for, in the order of `KINDS`: how many heads are of the kind, and
-its clearest example. Then heads and changes that are far from the others, by how many robust standard
+First the kinds of heads that everybody looks for, in the order of `KINDS`: how many heads are of the kind,
+and its clearest example. Then heads and changes that are far from the others, by how many robust standard
 deviations they are away from the middle,
 
     z = |x − median| / (1.4826 · median |x − median|),
@@ -171,7 +171,9 @@ def _kinds(study: Study) -> Iterator[Finding]:
             most = with_error(100 * share, 100 * error, "%")
         verb, _, what = kind.about.partition(" ")
         heads = f"{count} of {total} heads {verb.removesuffix('s') if count > 1 else verb}"
-        text = f"{heads} {what}, {'most of all' if place == places[0] else 'such as'} {head_name(place)}: {most}"
+        text = (
+            f"{heads} {what}, {'most of all' if place == places[0] else 'such as'} {head_name(place)}: {most}"
+        )
         text += f"{_favourite(study, place) if name == 'delimiter' else ''}."
         yield Finding(text, max(_z(kind.value, share), 1e-3), place, kind.measure, title, rank)
 

@@ -103,18 +103,18 @@ def run_adjoint(run: Run, method: str, bars: Bars) -> tuple[Parameters, np.ndarr
 
 
 def run_smoother(
-    run: Run, problem: Problem, lead: Lead, regressors: np.ndarray | None = None, pairs: bool = True
+    run: Run, problem: Problem, lead: Lead, regressors: np.ndarray | None = None, over: bool = False
 ) -> Smoothing:
     """The backward pass over all series of a filter's run; with `regressors` (rows, q), EM's sums too.
 
-    `lead` holds the steps of the run that are not the kernel's. `pairs` says whether pairs are wanted.
+    `lead` holds the steps of the run that are not the kernel's. With `over` what the filter left is written
+    over, row by row as it is used; pairs then have columns only if the filter kept mixing probabilities.
     """
     (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
     known = np.empty((rows, 0)) if regressors is None else np.ascontiguousarray(regressors)
-    z = n + known.shape[1]
-    sizes = (M, M * n, M * n * n)
-    shapes = [(rows, k) for k in (*sizes, M * M * pairs)] + [(series, k) for k in sizes]
-    laws = [np.empty(shape) for shape in shapes]
+    z, sizes = n + known.shape[1], (M, M * n, M * n * n)
+    laws = list(run.out.steps[1:]) if over else [np.empty((rows, k)) for k in (*sizes, M * M)]
+    laws += [np.empty((series, k)) for k in sizes]
     chunks = min(series, CHUNKS) if regressors is not None else series
     sums = np.zeros((chunks if regressors is not None else 0, M, 1 + z * z + n * z + n * n))
     frame = described(run, "gpb2")  # which filter it was makes no difference

@@ -51,7 +51,7 @@ def smooth_series(
             lead = lead_in(wide, name)
             run = run_filter(wide.parameters, data.rows, data.starts, name, lead=lead, window=window)
             totals = run.out.log_likelihood
-            arrays = list(run_smoother(run, wide, lead, pairs=not window)[:4])
+            arrays = list(run_smoother(run, wide, lead, over=True)[:4])
             if window:
                 arrays = merged_smoothing(problem, *arrays[:3])
     probability, mean, cov, pairs = arrays

@@ -135,6 +135,9 @@ def fit_parameters(
     """
     if filter not in (*METHODS, "exact"):
         raise ArgumentError(f"fit_parameters: filter is {filter!r}. Pass one of {[*METHODS, 'exact']}.")
+    if not callable(build):
+        kind = type(build).__name__
+        raise ArgumentError(f"fit_parameters: build is a {kind}. Pass a function from parameters to a model.")
     origin = np.array(plain(start)).reshape(-1)
     first = build(torch.from_numpy(origin))
     data = checked_data(first, y, skip)

@@ -17,7 +17,8 @@ circular, in collapse, sigma points and innovations alike.
 
 from ..inference.results import Filtered, Smoothed
 from .model import SwitchingNonlinear
+from .recurrent import RecurrentSwitching, fit_recurrent
 
-__all__ = ["SwitchingNonlinear"]
+__all__ = ["RecurrentSwitching", "SwitchingNonlinear", "fit_recurrent"]
 
 NonlinearFiltered, NonlinearSmoothed = Filtered, Smoothed  # the names in older pickles

@@ -52,11 +52,47 @@ class FactorRows(NamedTuple):
     terms: np.ndarray = np.empty(0)  # (rows,)
 
 
+class SigmaPoints(NamedTuple):
+    """The points of the unscented transform: x, and x ± spread · L_k for the columns of the factor L.
+
+    Attributes:
+        spread: how far they lie from the mean, in units of L; each has the weight 1 / (2 spread²).
+        center_weight: of x in the mean, which may be negative.
+        center_share: of x in the covariance, at least 0.
+    """
+
+    spread: float
+    center_weight: float
+    center_share: float
+
+
+def sigma_points(n: int, alpha: float, beta: float, kappa: float | None) -> SigmaPoints:
+    """The points by the three numbers of Julier, Uhlmann and van der Merwe; see `SwitchingNonlinear`."""
+    kappa = max(3.0 - n, 0.5) if kappa is None else kappa
+    given = f"alpha is {alpha}, beta {beta}, kappa {kappa} with {n} states"
+    if not (np.isfinite([alpha, beta, kappa]).all() and alpha > 0 and n + kappa > 0):
+        raise ArgumentError(
+            f"SwitchingNonlinear: {given}. Pass finite numbers, alpha above 0 and kappa above {-n}."
+        )
+    square = alpha**2 * (n + kappa)
+    center = 1.0 - n / square
+    share = center + 1.0 - alpha**2 + beta
+    if share < 0:
+        raise ArgumentError(
+            f"SwitchingNonlinear: {given}, so that the mean's own point has the weight {share:.6g} in "
+            "covariances. These are kept as factors, for which no weight may be negative: pass "
+            f"beta of at least {beta - share:.6g}, or a larger alpha or kappa."
+        )
+    return SigmaPoints(float(np.sqrt(square)), center, share)
+
+
 class Core:
     """A model as the compiled kernels take it: arrays, and structs that hold their addresses."""
 
-    def __init__(self, tapes: Tapes, sizes: tuple[int, int, int], tables: list[np.ndarray]) -> None:
-        self.tapes, self.sizes, self.tables = tapes, sizes, tables
+    def __init__(
+        self, tapes: Tapes, sizes: tuple[int, int, int], tables: list[np.ndarray], points: "SigmaPoints"
+    ) -> None:
+        self.tapes, self.sizes, self.tables, self.points = tapes, sizes, tables, points
         self._frames: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,6 +104,7 @@ class Core:
         if linearize not in self._frames:
             tapes = self.tapes.frame()
             given = ctypes.addressof(tapes[0]), *map(address, self.tables)
-            frame = native.frame("NonlinearModes")(*self.sizes, int(linearize == "unscented"), *given)
+            unscented = int(linearize == "unscented")
+            frame = native.frame("NonlinearModes")(*self.sizes, unscented, *given, *self.points)
             self._frames[linearize] = frame, tapes
         return ctypes.addressof(self._frames[linearize][0])

@@ -18,10 +18,10 @@ from ..inference.results import Filtered, Laws, Smoothed
 from ..inference.run import check_failures, over_series
 from ..inference.simulate import root
 from ..series import Data, SeriesLike, read
-from .laws import Core, FactorRows, check_linearize, collapse, triangles
+from .laws import Core, FactorRows, check_linearize, collapse, sigma_points, triangles
 from .plan import NonlinearPlan
 from .programs import Tapes
-from .recording import Function
+from .recording import Function, called
 
 _check = Checker("SwitchingNonlinear")
 LEAST = 200  # rows from which another thread is worth it
@@ -75,6 +75,11 @@ class SwitchingNonlinear:
         angles: which state components are angles.
         observation_angles: which observed components are.
         start: "before" or "first", as for `SwitchingLinearGaussian`.
+        alpha, beta, kappa: of the unscented transform. The 2n + 1 points are the mean x and
+            x ± α √(n + κ) L_k, L_k the columns of the covariance's factor. With λ = α² (n + κ) − n their
+            weight is ½ / (n + λ), that of x itself λ / (n + λ) in the mean; in covariances it is larger by
+            1 − α² + β, and may not be negative. By default κ = 3 − n, at least ½, which matches a Gaussian's
+            fourth moment.
         inputs: r; if it is not 0 all functions take inputs ``(..., r)`` of the step as a second argument. The
             time, or the time since the step before, is one of them where a function depends on it.
     """
@@ -91,6 +96,9 @@ class SwitchingNonlinear:
     observation_angles: tuple[int, ...] = ()
     start: str = "before"
     inputs: int = 0
+    alpha: float = 1.0
+    beta: float = 0.0
+    kappa: float | None = None
     _core: Core = field(init=False, repr=False)
     _start: FactorRows = field(init=False, repr=False)
 
@@ -145,7 +153,7 @@ class SwitchingNonlinear:
             if id(function) not in number:
                 number[id(function)] = len(number)
                 kind, size = ("dynamics", sizes["n"]) if k < M else ("observation", sizes["m"])
-                name = f"SwitchingNonlinear: {kind} of mode {k % M}"
+                name = f"SwitchingNonlinear: {kind} of mode {k % M}{called(function)}"
                 tapes.record(function, name, plain(self.initial_mean[k % M]), size)
         flags = [np.zeros(size, np.int64) for size in (sizes["n"], sizes["m"])]
         for flag, which in zip(flags, (self.angles, self.observation_angles), strict=True):
@@ -157,7 +165,9 @@ class SwitchingNonlinear:
         factor = triangles(root(plain(self.initial_covariance)))
         start = [plain(self.initial_mean).copy(), factor, logarithms[1]]
         tables = [of_mode, logarithms[0], *roots, *flags]
-        made = Core(tapes, (M, sizes["n"], sizes["m"]), [np.ascontiguousarray(one) for one in tables])
+        points = sigma_points(sizes["n"], self.alpha, self.beta, self.kappa)
+        arrays = [np.ascontiguousarray(one) for one in tables]
+        made = Core(tapes, (M, sizes["n"], sizes["m"]), arrays, points)
         object.__setattr__(self, "_core", made)
         object.__setattr__(self, "_start", FactorRows(*(value.reshape(1, -1) for value in start)))
 
@@ -243,11 +253,39 @@ class SwitchingNonlinear:
             **out._asdict(),
         )
         if over_series("filter_nonlinear", frame, data.starts, LEAST):
+            self._explain(failure, data, u, start, out)
             check_failures(failure, "filter", M)
         if back:
             frame.next = 0
             over_series("smooth_nonlinear", frame, data.starts, LEAST)
         return out
+
+    def _explain(
+        self, failure: np.ndarray, data: Data, u: np.ndarray, start: FactorRows, out: FactorRows
+    ) -> None:
+        """Raise an error if a function gave what is no finite number where a series had to stop."""
+        (M, n), series = self.initial_mean.shape, int(np.flatnonzero(failure[:, 0] >= 0)[0])
+        t, mode = failure[series].tolist()
+        row = int(data.starts[series]) + t
+        before, at = (out, row - 1) if t else (start, series if len(start.mean) > 1 else 0)
+        x, L = before.mean[at].reshape(M, 1, n), before.factor[at].reshape(M, n, n)
+        far = self._core.points.spread * L.mT
+        points = np.concatenate([x, x + far, x - far], 1).reshape(-1, n)
+        inputs = u[row] if len(u) > 1 else u.reshape(-1)[: self.inputs]
+        for j in range(M) if mode == M else [mode]:
+            where = points
+            for kind, number in zip(("dynamics", "observation"), self._core.tables[0][j], strict=True):
+                if kind == "dynamics" and t == 0 and self.start == "first":
+                    continue
+                image = self._core.tapes.values(2 * int(number), where, inputs)
+                bad = np.flatnonzero(~np.isfinite(image).all(-1))
+                if len(bad):
+                    raise ArgumentError(
+                        f"filter: at step {t} of series {series} {kind} of mode {j} gives "
+                        f"{image[bad[0]].tolist()} for the state {where[bad[0]].tolist()}. Write it so that "
+                        "it is finite wherever the state may be, for instance with where or a clamp."
+                    )
+                where = image
 
     def smooth(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._support import native
 from ..._support.errors import ArgumentError
-from .recording import STYLES, TROUBLE, Function, OtherStyleError, Style, attempt, call
+from .recording import STYLES, Function, OtherStyleError, Style, attempt, call, reason
 from .terms import Tape, Term
 
 
@@ -54,8 +54,8 @@ class Tapes:
                 alone = Tapes(self.n, self.r)
                 alone._write(outputs)
                 alone._compare(function, style)
-            except TROUBLE as error:
-                recorded.append(ArgumentError(f"{name} cannot be compiled: {error}"))
+            except Exception as error:
+                recorded.append(ArgumentError(f"{name} cannot be compiled: {reason(error)}"))
                 continue
             self._write(outputs)
             self._write([*outputs, *tape.slopes(outputs, self.n)])

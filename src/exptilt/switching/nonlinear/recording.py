@@ -18,7 +18,17 @@ from .terms import NUMPYS, PLAIN, Tape, Term
 Function = Callable[..., Any]
 TORCHS = {theirs: ours for ours, theirs in NUMPYS.items()}
 TORCHS |= {"float_power": "pow", "fabs": "abs", "positive": "clone", "conjugate": "clone"}
-TROUBLE = (RuntimeError, IndexError, TypeError, ValueError, AttributeError)  # of a function that is called
+
+
+def called(function: Function) -> str:
+    """The name of a user's function in brackets; nothing for a lambda."""
+    name = getattr(function, "__name__", "<lambda>")
+    return "" if name == "<lambda>" else f" ({name})"
+
+
+def reason(error: Exception) -> str:
+    """What went wrong in a user's function: our own words, or the kind of error and what it says."""
+    return str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
 
 
 def arithmetic(op: str, tape: Tape, args: Sequence[Any], options: dict[str, Any], said: str) -> Any:
@@ -259,10 +269,10 @@ def attempt(function: Function, name: str, style: Style, mean: np.ndarray, size:
         given = (points, np.zeros((*points.shape[:-1], inputs)))
         try:
             image = call(function, [style.make(value) for value in given[: 2 if inputs else 1]])
-        except TROUBLE as error:
+        except Exception as error:
             raise ArgumentError(
-                f"{name} fails for states of shape {points.shape} ({error}). The last axis is the state: use "
-                "x[..., k], and torch functions, or numpy's."
+                f"{name} fails for states of shape {points.shape} ({reason(error)}). The last axis is the "
+                "state: use x[..., k], and torch functions, or numpy's."
             ) from error
         wanted = (*points.shape[:-1], size)
         got = tuple(image.shape) if isinstance(image, style.kind) else type(image).__name__

@@ -85,7 +85,7 @@ class _Tile:
     def push(
         self, t: Inputs, dots: InputTangents, rule: ScoreRule, j0: int, j1: int
     ) -> tuple[Tensor, Tensor]:
-        """ż and ṡ, the tangents of scale <q,k> and of the score."""
+        """ż and ṡ, the tangents of scale ⟨q,k⟩ and of the score."""
         z = torch.zeros_like(self.s)
         if dots.query is not None:
             z = z + rule.scale * _against(dots.query.to(z.dtype), self.k)

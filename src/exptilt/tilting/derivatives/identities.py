@@ -129,10 +129,10 @@ def _sink_outcome(stats: Statistics, sink: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, Tensor]:
-    """a0 (without <ō,o>, see below), a1, a2 of (gradient).
+    """a0 (without ⟨ō,o⟩, see below), a1, a2 of (gradient).
 
-    A sweep subtracts <ō,o> from <ō,v_j> itself, by the same sum in the same order: where a query sees one key
-    only, o is that key's value, and the two cancel to the last bit. The same goes for <ō,ȯ> and <ō,v̇_j> of
+    A sweep subtracts ⟨ō,o⟩ from ⟨ō,v_j⟩ itself, by the same sum in the same order: where a query sees one key
+    only, o is that key's value, and the two cancel to the last bit. The same goes for ⟨ō,ȯ⟩ and ⟨ō,v̇_j⟩ of
     second derivatives.
     """
     a0 = bar.log_normalizer + bar.mean - bar.variance * stats.variance

@@ -5,8 +5,8 @@ whole. It returns results for the rows of a chunk, which are joined, and sums, w
 
     f(x_i, w) = (y_i, Σ_i z_i)
 
-Its gradient is again of this form, with rows (x_i, ȳ_i), shared tensors (w, z̄), row results x̄_i and sums w̄.
-So is its forward derivative, which is the gradient of the gradient in the cotangents. `ByRows` therefore
+Its gradient is again of this form, with rows (x_i, ȳ_i), shared tensors (w, z̄), row results x̄_i and sums
+w̄. So is its forward derivative, which is the gradient of the gradient in the cotangents. `ByRows` therefore
 differentiates itself: what a chunk needs in between is computed again, and never kept for all rows.
 """
 

@@ -12,20 +12,20 @@ exponential family gives
 
 Read backwards, cotangents (ō, Ḡ, μ̄, V̄; an entropy's adds H̄ to Ḡ and −H̄ to μ̄) meet the scores as
 
-    s̄_j = p_j t_j,   v̄_j = p_j ō,   t_j = <ō,v_j> + a0 + a1 c_j + a2 c_j²,                       (gradient)
-    a0 = Ḡ − <ō,o> + μ̄ − V̄V,   a1 = μ̄ + 2V̄,   a2 = V̄.
+    s̄_j = p_j t_j,   v̄_j = p_j ō,   t_j = ⟨ō,v_j⟩ + a0 + a1 c_j + a2 c_j²,                       (gradient)
+    a0 = Ḡ − ⟨ō,o⟩ + μ̄ − V̄V,   a1 = μ̄ + 2V̄,   a2 = V̄.
 
-**Second derivatives.** Apply a cotangent to a tangent: Φ = <ō,ȯ> + ḠĠ + μ̄μ̇ + V̄V̇ = E[t ṡ + <ō,v̇>]. Since
+**Second derivatives.** Apply a cotangent to a tangent: Φ = ⟨ō,ȯ⟩ + ḠĠ + μ̄μ̇ + V̄V̇ = E[t ṡ + ⟨ō,v̇⟩]. Since
 the gradient is the transpose of the tangent, ∇Φ is at once the backward pass of the gradient (with q̇ the
 cotangent of q̄), the forward derivative of the gradient, and the backward pass of the tangent.
 Differentiating p by (∗) and t by (tangent), with x1 = E[cṡ] and ṡ' = ṡ − Ġ,
 
-    ∂Φ/∂s_j = p_j r_j,   r_j = (t_j + a1 + 2V̄c_j) ṡ'_j + <ō,v̇_j> + e0 + e1 c_j,                  (second)
-    e0 = −<ō,ȯ> − a1 x1 − V̄V̇,   e1 = −2V̄ x1,
+    ∂Φ/∂s_j = p_j r_j,   r_j = (t_j + a1 + 2V̄c_j) ṡ'_j + ⟨ō,v̇_j⟩ + e0 + e1 c_j,                  (second)
+    e0 = −⟨ō,ȯ⟩ − a1 x1 − V̄V̇,   e1 = −2V̄ x1,
     ∂Φ/∂ṡ_j = p_j t_j,   ∂Φ/∂v_j = p_j ṡ'_j ō,   ∂Φ/∂v̇_j = p_j ō,
 
 and ∂Φ by the cotangents are the tangents themselves. Scores depend on q, k through s = σ(z) + bias +
-log_weight, z = scale<q,k>, ż = scale(<q̇,k> + <q,k̇>), which is where σ' and σ'' come in; the sweeps do that.
+log_weight, z = scale⟨q,k⟩, ż = scale(⟨q̇,k⟩ + ⟨q,k̇⟩), which is where σ' and σ'' come in; the sweeps do that.
 
 A **sink** is one more outcome with its own score and value 0: its share is added to each sum here. The
 **maximum** moves as the score of the key it stands on. The **key mass** Σ_i p_ij is ∂(Σ_i G_i)/∂log_weight_j,

@@ -59,7 +59,7 @@ def test_compiles_for_real_gpus():
     assert complaints_of_assembler([kernels[1] | {"matrix": 8}])
 
 
-@pytest.mark.slow
+@pytest.mark.zoo
 @pytest.mark.parametrize("sweep", ["forward", "tangent", "gradient", "key mass", "second"])
 @pytest.mark.parametrize("generation", ["sm80", "sm90", "sm100"])
 def test_all_kernels_compile_for_real_gpus(generation, sweep):

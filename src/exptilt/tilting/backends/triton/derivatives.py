@@ -40,7 +40,7 @@ def weighed(s, rows, size, at, real):
 
 @triton.jit
 def pushed_scores(f, dots, scale, slope, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.constexpr):
-    """ż and ṡ, the tangents of scale <q,k> and of the score."""
+    """ż and ṡ, the tangents of scale ⟨q,k⟩ and of the score."""
     inside = j < f.K
     z = tl.zeros([KIND.rows, KIND.keys], number)
     if dots.query.at is not None:
@@ -144,10 +144,10 @@ def tangent_kernel(
 
 @triton.jit
 def met_kernel(x, y, met, heads, Q, C, KIND: tl.constexpr):
-    """Program (tile of queries, head of a batch item): met (batch, heads, Q), <x_i, y_i> of C columns.
+    """Program (tile of queries, head of a batch item): met (batch, heads, Q), ⟨x_i, y_i⟩ of C columns.
 
     It is the diagonal of all products of a tile, so that they are summed as `inner` sums those of values:
-    where a query sees one key only, <ō, o> and <ō, v> cancel to the last bit.
+    where a query sees one key only, ⟨ō, o⟩ and ⟨ō, v⟩ cancel to the last bit.
     """
     number: tl.constexpr = met.dtype.element_ty
     n, h = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
@@ -180,8 +180,8 @@ def pulled(
 ):
     """Weights that carry ō to the value, the derivative by the scores, M1 and M2, each (rows, keys).
 
-    M1 multiplies k and q, M2 their tangents. rows: shift, inverse, gap, a0, a1, a2, <ō, o>; then pushed, e0,
-    e1, <ō, ȯ>. Where a tile holds all keys the products <ō, o>, <ō, ȯ> come from the very terms that they are
+    M1 multiplies k and q, M2 their tangents. rows: shift, inverse, gap, a0, a1, a2, ⟨ō, o⟩; then pushed, e0,
+    e1, ⟨ō, ȯ⟩. Where a tile holds all keys the products ⟨ō, o⟩, ⟨ō, ȯ⟩ come from the very terms that they are
     subtracted from.
     """
     inside = j < f.K

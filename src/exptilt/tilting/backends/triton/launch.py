@@ -131,7 +131,7 @@ def tangent(
 
 
 def _met(t: Inputs, rule: ScoreRule, x: Tensor, y: Tensor) -> Tensor:
-    """(..., Hq, Q): <x, y> of vectors (..., Hq, Q, Dv)."""
+    """(..., Hq, Q): ⟨x, y⟩ of vectors (..., Hq, Q, Dv)."""
     lead, (heads, Q, Dv) = x.shape[:-3], x.shape[-3:]
     met = y.new_zeros(x.shape[:-1])
     vectors = [frame.operand(frame.one_batch_axis(z, lead)) for z in (x, y)]

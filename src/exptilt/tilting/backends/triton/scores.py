@@ -91,7 +91,7 @@ def weights_of(x, n, h, j, there):
 def inner(
     x, y, n, h, g, i, real, j, inside, C, number: tl.constexpr, WHOLE: tl.constexpr, KIND: tl.constexpr
 ):
-    """(rows, keys): <x_i, y_j>, vectors of rows and of keys with C columns, KIND.step of them at a time."""
+    """(rows, keys): ⟨x_i, y_j⟩, vectors of rows and of keys with C columns, KIND.step of them at a time."""
     total = tl.zeros([KIND.rows, KIND.keys], number)
     if WHOLE:  # no loop, so that vectors that do not change are loaded once
         c = tl.arange(0, KIND.step)

@@ -21,7 +21,7 @@ OPTIONS = [
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(sys.modules["exptilt.tilting.divergence"], "CELLS", 100)
+    monkeypatch.setattr(sys.modules["exptilt.tilting.divergences"], "CELLS", 100)
 
 
 def problem(Q=5, K=7, heads=4, lead=(), seed=0):

@@ -130,7 +130,7 @@ def divergence(
         key_p: ``(..., Hkv, K, D)``; Hkv divides Hq.
         query_q: ``(..., Hq, Q, E)``, of the attention q, in the same dtype.
         key_q: ``(..., H, K, E)``; H divides Hq.
-        scale: factor of <q,k>; 1/sqrt of the dimension if None. Or a pair.
+        scale: factor of ⟨q,k⟩; 1/sqrt of the dimension if None. Or a pair.
         log_weight: ``(..., Hkv, K)``, log h of each key. Or a pair.
         bias: broadcasts to ``(..., Hq, Q, K)``; added to the scores. Or a pair.
         mask: booleans that broadcast to ``(..., Hq, Q, K)``, for both.

@@ -1,7 +1,7 @@
 r"""Distillation without the logits: the divergence of two linear heads over one vocabulary.
 
     KL(p‖q) = Σ_j p_j log(p_j / q_j),   p_j ∝ e^{t_j / T},   q_j ∝ e^{s_j / T},
-    s_ij = softcap(<h_i, w_j>) + b_j for the student, t likewise for the teacher.
+    s_ij = softcap(⟨h_i, w_j⟩) + b_j for the student, t likewise for the teacher.
 
 The scores of a few tokens exist at a time, all outcomes of each; from them come the loss and, where only a
 first gradient may be asked for, the gradient at once. Every other derivative computes the scores again, a few
@@ -266,7 +266,7 @@ def _vocabulary(
     hidden, weight = tensors["hidden"], tensors["weight"]
     assert hidden is not None
     assert weight is not None
-    marks = torch.ones(hidden.shape[:-1], dtype=torch.bool) if counted is None else counted
+    marks = hidden.new_ones(hidden.shape[:-1], dtype=torch.bool) if counted is None else counted
     if top is not None and group is not None:
         marks = torch.cat([marks.reshape(-1).long(), top[0].reshape(-1).long()])
     teacher = {name: x for name, x in tensors.items() if name.startswith("teacher")}

@@ -1,0 +1,225 @@
+"""Compact caches on a real model: the loss of later tokens when earlier keys are replaced by a few.
+
+SmolLM2-135M reads 1,024 tokens of a text; in every layer and head their rotated keys are replaced by budget
+keys, found with the queries of the last 512 of them; then it reads the next 256 tokens over those and its
+own keys. Increase in loss, in nats a token, against the whole cache. All methods are ours:
+
+    random             keys drawn at random
+    sinks + window     the first 4 and the last
+    subset             the keys of largest mean squared attention
+    subset + fit       these, with log-weights (non-negative least squares) and values (ridge) fitted to the
+                       queries' mass and output, as Attention Matching does
+    plain collapse     the heaviest half kept; the rest joined by plain k-means, mean key and value, log count
+    collapse           `xt.compact`
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+import exptilt as xt
+import harness
+from exptilt.lens import models
+
+PAGE = harness.FOLDER.parent / "two_measures.md"
+PREFIX, NEXT, TRAIN = 1024, 256, 512
+RATIOS = (4, 10, 20, 50)
+Cache = tuple[Tensor, Tensor, Tensor]  # key, value (heads, budget, dim), log-weight (heads, budget)
+
+
+def random(k: Tensor, v: Tensor, q: Tensor, budget: int) -> Cache:
+    at = torch.randperm(k.shape[1], generator=torch.Generator().manual_seed(0))[:budget]
+    return k[:, at], v[:, at], k.new_zeros(k.shape[0], budget)
+
+
+def window(k: Tensor, v: Tensor, q: Tensor, budget: int) -> Cache:
+    n, first = k.shape[1], min(4, budget // 2)
+    at = torch.cat([torch.arange(first), torch.arange(n - budget + first, n)])
+    return k[:, at], v[:, at], k.new_zeros(k.shape[0], budget)
+
+
+def ours(k: Tensor, v: Tensor, q: Tensor, budget: int, **options: Any) -> Cache:
+    few = xt.compact(k, v, budget, q, **options)
+    return few.key, few.value, few.log_weight
+
+
+def fitted(k: Tensor, v: Tensor, q: Tensor, budget: int) -> Cache:
+    """Subset, log-weights and values: the rival."""
+    scale, found = k.shape[-1] ** -0.5, []
+    for k_, v_, q_ in zip(k, v, q.reshape(k.shape[0], -1, k.shape[-1]), strict=True):
+        s = scale * q_ @ k_.mT
+        G = s.logsumexp(-1, keepdim=True)
+        p = (s - G).exp()
+        at = p.square().mean(0).topk(budget).indices
+        A, out = p[:, at], p @ v_
+        gram, right, w = A.mT @ A, A.sum(0), torch.ones(budget)
+        for _ in range(300):  # multiplicative steps for min |A w − 1|², w ≥ 0
+            w = w * right / (gram @ w).clamp(min=1e-12)
+        P = A * w.clamp(min=1e-12)
+        P = P / P.sum(-1, keepdim=True)
+        left = P.mT @ P + 0.01 * torch.eye(budget)  # the trial's ridge towards the values themselves
+        move = torch.linalg.solve(left, P.mT @ (out - P @ v_[at]))
+        found.append((k_[at], v_[at] + move, w.clamp(min=1e-12).log()))
+    return tuple(torch.stack(x) for x in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def plain_collapse(k: Tensor, v: Tensor, q: Tensor, budget: int) -> Cache:
+    """Mean key, mean value and log count of plain clusters, the heaviest half kept."""
+    scale, found = k.shape[-1] ** -0.5, []
+    for k_, v_, q_ in zip(k, v, q.reshape(k.shape[0], -1, k.shape[-1]), strict=True):
+        p = (scale * q_ @ k_.mT).softmax(-1)
+        order = p.square().mean(0).argsort(descending=True)
+        stay, rest = order[: budget // 2], order[budget // 2 :].sort().values
+        count = budget - budget // 2
+        x = torch.cat([k_[rest], v_[rest] * (0.5 * k_[rest].std() / v_[rest].std())], -1)
+        centres = x[torch.linspace(0, len(x) - 1, count).long()]
+        for _ in range(15):
+            label = torch.cdist(x, centres).argmin(-1)
+            n = torch.zeros(count).index_add_(0, label, torch.ones(len(x)))
+            sums = torch.zeros_like(centres).index_add_(0, label, x)
+            centres = torch.where(n[:, None] > 0, sums / n[:, None], centres)
+        mean = [
+            torch.zeros(count, y.shape[1]).index_add_(0, label, y[rest]) / n.clamp(min=1)[:, None]
+            for y in (k_, v_)
+        ]
+        found.append(
+            (
+                torch.cat([k_[stay], mean[0]]),
+                torch.cat([v_[stay], mean[1]]),
+                torch.cat([torch.zeros(len(stay)), n.log()]),
+            )
+        )
+    return tuple(torch.stack(x) for x in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+METHODS: dict[str, Callable[..., Cache]] = {
+    "random": random,
+    "sinks + window": window,
+    "subset": lambda *x: ours(*x, method="subset"),
+    "subset + fit": fitted,
+    "plain collapse": plain_collapse,
+    "collapse": ours,
+    "collapse, a quarter kept": lambda *x: ours(*x, keep=0.25),
+}
+
+
+class Model:
+    """SmolLM2 whose attention is kept while it reads a prefix, and goes over compact keys afterwards."""
+
+    def __init__(self) -> None:
+        loaded = models.load_model("smollm2")
+        self.model, self.tokenizer = loaded.model.eval(), loaded.tokenizer
+        self.seen: dict[int, tuple[Tensor, ...]] = {}
+        self.caches: dict[int, Cache] | None = None
+        AttentionInterface.register("compact", self.attention)
+        self.model.set_attn_implementation("compact")
+
+    def attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **_: Any) -> Any:
+        """What transformers calls in place of its attention."""
+        if self.caches is None:
+            self.seen[module.layer_idx] = query[0], key[0], value[0]
+            output = xt.attend(query, key, value, causal=True).output
+        else:
+            k, v, b = self.caches[module.layer_idx]
+            old = xt.attend(query, k[None], v[None], log_weight=b[None])
+            output = xt.merge([old, xt.attend(query, key, value, causal=True)]).output
+        return output.transpose(1, 2), None
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, start: int = 0) -> Tensor:
+        """Logits of tokens that begin at place `start`."""
+        place = torch.arange(start, start + ids.shape[1])[None]
+        out = self.model(input_ids=ids, position_ids=place, use_cache=False)
+        return out.logits
+
+    def loss(self, ids: Tensor, caches: dict[int, Cache]) -> float:
+        """Loss of the tokens after the prefix, over these caches."""
+        self.caches = caches
+        logits = self.read(ids[:, PREFIX : PREFIX + NEXT], PREFIX)[0, :-1]
+        self.caches = None
+        target = ids[0, PREFIX + 1 : PREFIX + NEXT]
+        return float(torch.nn.functional.cross_entropy(logits, target))
+
+
+def texts() -> dict[str, str]:
+    """Real texts that come with what is installed: Shakespeare, Python's manual, a licence."""
+    from pydoc_data import topics
+
+    manual = "\n".join(topics.topics[name] for name in sorted(topics.topics))
+    found = {
+        "Shakespeare": models.read_text(models.default_folder() / "text.txt"),
+        "manual": manual[60000:90000],
+    }
+    import sysconfig
+
+    licence = Path(sysconfig.get_paths()["purelib"]) / "torch-2.13.0+cpu.dist-info"
+    named = [
+        p for p in licence.rglob("*") if p.is_file() and p.name.upper().startswith(("LICENSE", "NOTICE"))
+    ]
+    longest = max(named, key=lambda p: p.stat().st_size, default=None)
+    if longest is not None:
+        found["licences"] = longest.read_text("utf-8", "replace")[:30000]
+    return found
+
+
+def measure(
+    ratios: tuple[int, ...], methods: dict[str, Callable[..., Cache]], names: list[str]
+) -> dict[str, Any]:
+    model, rows, seconds = Model(), [], {}
+    for name in names:
+        ids = model.tokenizer(texts()[name], return_tensors="pt").input_ids[:, : PREFIX + NEXT]
+        started = time.perf_counter()
+        model.read(ids[:, :PREFIX])
+        forward = time.perf_counter() - started
+        seen = dict(model.seen)
+        whole = model.loss(ids, {i: (k, v, k.new_zeros(k.shape[:2])) for i, (_, k, v) in seen.items()})
+        print(f"{name}: loss {whole:.4f}, forward {forward:.1f} s", flush=True)
+        for ratio in ratios:
+            for label, method in methods.items():
+                started = time.perf_counter()
+                caches = {i: method(k, v, q[:, -TRAIN:], PREFIX // ratio) for i, (q, k, v) in seen.items()}
+                took = time.perf_counter() - started
+                gain = model.loss(ids, caches) - whole
+                rows.append({"text": name, "ratio": ratio, "method": label, "loss": whole, "increase": gain})
+                seconds.setdefault(label, []).append(took / forward)
+                print(
+                    f"  {ratio:3d}x {label:24s} +{gain:.4f}   {took / forward:.2f} forward passes", flush=True
+                )
+    return {"rows": rows, "cost": {label: min(x) for label, x in seconds.items()}}
+
+
+def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Mean increase in loss over the texts, by method and ratio, and the cost in forward passes."""
+    ratios = sorted({row["ratio"] for row in results["rows"]})
+    rows = []
+    for label, cost in results["cost"].items():
+        means = []
+        for ratio in ratios:
+            found = [r["increase"] for r in results["rows"] if (r["method"], r["ratio"]) == (label, ratio)]
+            means.append(f"{sum(found) / len(found):.3f}")
+        rows.append([label, *means, f"{cost:.2f}"])
+    return ["nats a token", *(f"{ratio}×" for ratio in ratios), "forward passes"], rows
+
+
+PARTS = (harness.Part(PAGE, "compaction", "compaction", table),)
+
+
+def main(argv: list[str] | None = None) -> Path:
+    arguments = harness.start(__doc__, argv)
+    ratios = (20,) if arguments.quick else RATIOS
+    names = list(texts())[: 1 if arguments.quick else None]
+    results = measure(ratios, METHODS, names)
+    path = harness.save("compaction", results, folder=harness.folder(arguments.quick))
+    harness.print_table(*table(harness.read(path)))
+    if not arguments.quick:
+        harness.write(PARTS)
+    return path
+
+
+if __name__ == "__main__":
+    main()

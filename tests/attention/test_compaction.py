@@ -1,0 +1,96 @@
+"""Compact keys answer like the keys they stand for."""
+
+import pytest
+import torch
+
+import exptilt as xt
+from exptilt._support.errors import ArgumentError
+
+F64 = torch.float64
+
+
+def clustered(count=12, each=8, spread=0.05, heads=2, D=8, dtype=F64):
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *s: torch.randn(*s, dtype=dtype, generator=generator)  # noqa: E731
+    k, v = (draw(heads, count, D).repeat_interleave(each, 1) for _ in range(2))
+    k, v = k + spread * draw(*k.shape), v + spread * draw(*v.shape)
+    mixed = torch.randperm(count * each, generator=generator)
+    return draw(2 * heads, 40, D), draw(2 * heads, 30, D), k[:, mixed], v[:, mixed]
+
+
+def off(few, q, k, v):
+    full, ours = xt.attend(q, k, v), few.attend(q)
+    return float((ours.output - full.output).norm() / full.output.norm())
+
+
+def test_all_keys_are_kept_as_they_are():
+    q, later, k, v = clustered()
+    few = xt.compact(k, v, k.shape[1], q)
+    torch.testing.assert_close(few.attend(later).output, xt.attend(later, k, v).output)
+    torch.testing.assert_close(few.attend(later).log_normalizer, xt.attend(later, k, v).log_normalizer)
+    assert few.error.max() < 1e-12
+    assert few.error_log_normalizer.max() < 1e-12
+
+
+def test_equal_keys_are_joined_exactly():
+    q, later, k, v = clustered(spread=0.0)
+    few = xt.compact(k, v, 48, q, keep=0.5)
+    assert off(few, later, k, v) < 1e-3  # the prior of clusters that nobody attends to is all that is left
+
+
+def test_clusters_are_found_where_a_subset_fails():
+    q, later, k, v = clustered(count=24, spread=0.1)
+    ours, subset = (xt.compact(k, v, 48, q, method=m) for m in ("collapse", "subset"))
+    assert off(ours, later, k, v) < 0.25 * off(subset, later, k, v)
+    assert (ours.error < subset.error).all()
+
+
+def test_errors_are_those_of_the_queries_given():
+    q, _, k, v = clustered()
+    few = xt.compact(k, v, 10, q)
+    full, ours = xt.attend(q, k, v), few.attend(q)
+    apart = (ours.output - full.output).square().sum((-1, -2)) / full.output.square().sum((-1, -2))
+    torch.testing.assert_close(few.error, apart.sqrt())
+    gap = (ours.log_normalizer - full.log_normalizer).square().mean(-1).sqrt()
+    torch.testing.assert_close(few.error_log_normalizer, gap)
+    assert xt.compact(k, v, 10).error is None
+
+
+@pytest.mark.parametrize("method", ["collapse", "subset"])
+def test_fresh_keys_join_exactly(method):
+    q, later, k, v = clustered()
+    few = xt.compact(k, v, 20, q, method=method)
+    fresh = torch.randn(2, 30, 8, dtype=F64, generator=torch.Generator().manual_seed(3))
+    found = few.with_fresh(later, fresh, fresh)
+    weight = torch.cat([few.log_weight, torch.zeros(2, 30, dtype=F64)], -1)
+    both = [torch.cat([x, fresh], 1) for x in (few.key, few.value)]
+    seen = torch.cat([torch.ones(30, 20), torch.ones(30, 30).tril()], 1).bool()
+    want = xt.attend(later, *both, log_weight=weight, mask=seen)
+    torch.testing.assert_close(found.output, want.output)
+    torch.testing.assert_close(found.entropy, want.entropy)
+    grown = few.append(fresh, fresh)
+    assert grown.length == k.shape[1] + 30
+    torch.testing.assert_close(grown.attend(later).output, xt.attend(later, *both, log_weight=weight).output)
+    again = xt.compact(grown.key, grown.value, 20, q, log_weight=grown.log_weight)
+    assert again.key.shape == (2, 20, 8)
+    assert off(again, later, *both) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": 0}, "budget is 0"),
+        ({"budget": 97}, "budget is 97, there are 96 keys"),
+        ({"method": "magic"}, "'collapse', 'subset'"),
+        ({"keep": 1.5}, "keep is 1.5"),
+        ({"queries": torch.zeros(3, 5, 8, dtype=F64)}, "a multiple of 2 heads"),
+        ({"value": torch.zeros(2, 95, 8, dtype=F64)}, "one value for each key"),
+        ({"key": torch.full((2, 96, 8), torch.nan, dtype=F64)}, "key"),
+    ],
+)
+def test_bad_input(change, message):
+    q, _, k, v = clustered()
+    with pytest.raises(ArgumentError, match=message):
+        xt.compact(**{"key": k, "value": v, "budget": 10, "queries": q} | change)
+    with pytest.raises(ArgumentError, match="causal"):
+        xt.compact(k, v, 10, q).attend(q, causal=True)

@@ -1,0 +1,25 @@
+"""Bad input to watches, monitors and studies."""
+
+import math
+
+from torch import nn
+
+from exptilt.lens import TrainingMonitor, clip_qk_, compare, differentiable, study, watch
+
+LAYER = nn.MultiheadAttention(8, 2)
+
+ROWS = [
+    (lambda: TrainingMonitor(LAYER, every=0), "every", "every is 0"),
+    (lambda: TrainingMonitor(LAYER, every=2.5), "every", "every is 2.5"),
+    (lambda: TrainingMonitor(LAYER, every=True), "every", "every is True"),
+    (lambda: TrainingMonitor(LAYER, log="excel"), "log", "log is 'excel'"),
+    (lambda: TrainingMonitor(LAYER, log=None), "log", "log is None"),
+    (lambda: TrainingMonitor(LAYER, max_logit=0.0), "max_logit", "max_logit is 0.0"),
+    (lambda: TrainingMonitor(LAYER, min_entropy=math.nan), "min_entropy", "min_entropy is nan"),
+    (lambda: TrainingMonitor("gpt2"), "model", "model is a str"),
+    (lambda: differentiable("gpt2"), "model", "model is a str"),
+    (lambda: clip_qk_(LAYER, None, 1.0), "record", "record is a NoneType"),
+    (lambda: watch("gpt2").__enter__(), "model", "str"),
+    (lambda: compare(3, 4), "int", "got a int. Pass two studies"),
+    (lambda: study("gpt2", None, ["a text"]), "model", "Pass a transformers model"),
+]

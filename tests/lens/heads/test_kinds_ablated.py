@@ -1,0 +1,53 @@
+"""Dead heads, checked by taking them out of real models."""
+
+import numpy as np
+import pytest
+import torch
+
+import exptilt as xt
+from exptilt._support.errors import ArgumentError
+from exptilt.lens import models
+from exptilt.lens.inputs.texts import Chunk
+from exptilt.lens.studying.one_text import Options, measure_unit
+
+pytestmark = pytest.mark.slow
+
+
+def load(name):
+    where = models.find_checkpoints([models.default_folder()])[-1][1] if name == "shakespeare" else name
+    try:
+        found = models.load_model(where)
+    except ArgumentError:
+        pytest.skip(f"{name} is not installed")
+    ids = found.tokenizer(models.read_text(models.default_folder() / "text.txt")[:3000])["input_ids"]
+    return found.model, torch.tensor(ids[:192])
+
+
+def output(model, ids, heads):
+    with torch.no_grad(), xt.lens.watch(model, edit=xt.lens.edits.zero(heads)):
+        return model(ids[None])[0]
+
+
+@pytest.mark.parametrize("name", ["shakespeare", "minilm", "smollm2"])
+def test_only_heads_that_can_be_taken_out_are_dead(name):
+    model, ids = load(name)
+    size = measure_unit(model, Chunk(ids, 0), Options(details=False))["head:write_size"]
+    assert not (size <= 0.01).any()  # none of these models has a dead head
+    # The same heads, quieter: dead, and taking them out changes next to nothing.
+    quiet = [tuple(int(i) for i in np.unravel_index(k, size.shape)) for k in np.argsort(size, axis=None)[:3]]
+
+    def hush(call):
+        changed = call.tilted.output.clone()
+        for layer, head in quiet:
+            if layer == call.layer:
+                changed[:, head] *= 1e-3
+        return changed
+
+    with torch.no_grad(), xt.lens.watch(model, edit=hush):
+        hushed = model(ids[None])[0]
+    least, most = output(model, ids, quiet), output(model, ids, [])
+    assert float((hushed - least).norm() / most.norm()) < 1e-3
+    # A tenth of all heads, those that write least: they do matter, whatever the first token's length hides.
+    few = [tuple(int(i) for i in np.unravel_index(k, size.shape)) for k in np.argsort(size, axis=None)]
+    apart = output(model, ids, few[: max(3, size.size // 10)]) - most
+    assert float(apart.norm() / most.norm()) > 0.01

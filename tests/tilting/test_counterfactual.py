@@ -1,0 +1,173 @@
+"""What a key is worth equals what leaving it out changes; parts are taken away as they were joined."""
+
+import sys
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import exptilt as xt
+from exptilt._support.errors import ArgumentError
+from oracles import two_measures as plain
+
+F64 = torch.float64
+OPTIONS = [
+    {},
+    {"causal": True, "softcap": 2.0},
+    {"window": 3, "sink": True},
+    {"mask": True, "bias": True, "log_weight": True},
+]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(sys.modules["exptilt.tilting.key_side"], "CELLS", 20)
+
+
+def problem(Q=7, K=7, heads=4, lead=(2,), seed=0, dtype=F64):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *s: torch.randn(*s, dtype=dtype, generator=generator)  # noqa: E731
+    return draw(*lead, heads, Q, 3), draw(*lead, heads // 2, K, 3), 3 + draw(*lead, heads // 2, K, 2)
+
+
+def filled(options, Q=7, K=7, heads=4):
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda *s: torch.randn(*s, dtype=F64, generator=generator)  # noqa: E731
+    mask = torch.rand(Q, K, generator=generator) > 0.3
+    made = {"log_weight": draw(heads // 2, K), "sink": draw(heads), "bias": draw(heads, Q, K), "mask": mask}
+    return {name: made.get(name, value) for name, value in options.items()}
+
+
+def without(q, k, v, j, options):
+    """The call again, with key j hidden."""
+    hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
+    hidden[:, j] = False
+    mask = options.get("mask")
+    return xt.attend(q, k, v, **options | {"mask": hidden if mask is None else mask & hidden})
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("scale", [0.5, 30.0])  # at 30 some keys have all but 1e-16 of a query's weight
+def test_as_calling_again_without_each_key(options, scale):
+    (q, k, v), options = problem(), filled(options) | {"scale": scale}
+    direction = torch.randn(2, 4, 7, 2, dtype=F64, generator=torch.Generator().manual_seed(2))
+    norms, along = (
+        xt.leave_one_out(q, k, v, **options),
+        xt.leave_one_out(q, k, v, direction=direction, **options),
+    )
+    before = xt.attend(q, k, v, **options)
+    for j in range(7):
+        after = without(q, k, v, j, options)
+        change = after.output - before.output
+
+        def close(x, y, j=j):
+            torch.testing.assert_close(x[..., j], y, rtol=1e-6, atol=1e-9)
+
+        close(norms.total, change.norm(dim=-1).sum(-1))
+        close(norms.largest, change.norm(dim=-1).amax(-1))
+        dotted = (change * direction).sum(-1)
+        close(along.total, dotted.sum(-1))
+        close(along.largest, dotted.abs().amax(-1))
+        gone = torch.isneginf(after.log_normalizer) & ~torch.isneginf(before.log_normalizer)
+        assert torch.equal(norms.alone[..., j], gone.sum(-1))
+        moved = torch.where(gone, 0.0, after.log_normalizer - before.log_normalizer).nan_to_num()
+        close(norms.log_normalizer, moved.sum(-1))
+
+
+def test_the_heaviest_key_loses_no_digits_in_float32():
+    q, k, v = problem(lead=(), dtype=torch.float32)
+    found = xt.leave_one_out(q, k, v, scale=12.0)
+    want = xt.leave_one_out(q.double(), k.double(), v.double(), scale=12.0)
+    torch.testing.assert_close(found.total.double(), want.total, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_heaviest_keys_and_segments(options):
+    (q, k, v), options = problem(), filled(options)
+    ids = torch.tensor([0, 0, 2, 1, 2, 2, 1])
+    found = xt.attend(q, k, v, top=3, segments=ids, **options)
+    p = plain.weights(q, k, **options)
+    want = p.topk(3)
+    torch.testing.assert_close(found.top_weight, want.values)
+    assert torch.equal(found.top_index, torch.where(want.values > 0, want.indices, -1))
+    sees = ~torch.isneginf(found.log_normalizer)
+    torch.testing.assert_close(found.top_rest, torch.where(sees, 1 - want.values.sum(-1), 0.0))
+    for s in range(3):
+        torch.testing.assert_close(found.segment_mass[..., s], p[..., ids == s].sum(-1))
+    torch.testing.assert_close(found.output, xt.attend(q, k, v, **options).output)
+    assert xt.attend(q, k, v, **options).top_index is None
+
+
+def test_mass_of_segments_is_differentiable():
+    q, k, v = (x.requires_grad_() for x in problem(3, 4, 2, ()))
+    ids = torch.tensor([0, 1, 1, 0])
+    assert gradcheck(lambda q, k: xt.attend(q, k, v, segments=ids).segment_mass, (q, k), fast_mode=True)
+
+
+FIELDS = ("output", "log_normalizer", "entropy", "score_mean", "score_variance")
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_unmerge_is_the_inverse_of_merge(cut):
+    q, k, v = (x.requires_grad_() for x in problem(3, 7, 2, ()))
+    whole, part = xt.attend(q, k, v), xt.attend(q, k[:, :cut], v[:, :cut])
+    rest, want = xt.unmerge(whole, part), xt.attend(q, k[:, cut:], v[:, cut:])
+    for name in FIELDS:
+        torch.testing.assert_close(getattr(rest, name), getattr(want, name), rtol=1e-9, atol=1e-10)
+        bar = torch.linspace(1, 2, getattr(want, name).numel(), dtype=F64).reshape(getattr(want, name).shape)
+        pair = (torch.autograd.grad(getattr(x, name), (q, k), bar, retain_graph=True) for x in (rest, want))
+        for x, y in zip(*pair, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-7, atol=1e-9)
+    known = ~rest.score_max.isnan()
+    assert known.any() or cut > 1
+    torch.testing.assert_close(rest.score_max[known], want.score_max[known])
+    again = xt.merge([rest, part])
+    torch.testing.assert_close(again.entropy, whole.entropy)
+
+
+def test_a_value_is_replaced():
+    q, k, v = problem(3, 7, 2, ())
+    other = v.clone()
+    other[:, 2] += 1
+    part, new = (xt.attend(q, k[:, 2:3], x[:, 2:3]) for x in (v, other))
+    found = xt.merge([xt.unmerge(xt.attend(q, k, v), part), new])
+    torch.testing.assert_close(found.output, xt.attend(q, k, other).output)
+
+
+def test_parts_that_see_nothing():
+    q, k, v = problem(7, 7, 2, ())
+    whole, part = xt.attend(q, k, v, causal=True), xt.attend(q, k[:, 4:], v[:, 4:], causal=True)
+    early = xt.unmerge(
+        xt.attend(q[:, 4:], k, v, causal=True), xt.attend(q[:, 4:], k[:, 4:], v[:, 4:], causal=True)
+    )
+    want = xt.attend(q[:, 4:], k[:, :4], v[:, :4])
+    torch.testing.assert_close(early.output, want.output)
+    dead = xt.unmerge(whole, part)
+    torch.testing.assert_close(dead.output[:, :4], whole.output[:, :4])
+    torch.testing.assert_close(dead.entropy[:, :4], whole.entropy[:, :4])
+
+
+def test_bad_input():
+    q, k, v = problem(3, 7, 2, ())
+    whole, part = xt.attend(q, k, v), xt.attend(q, k[:, :2], v[:, :2])
+    with pytest.raises(ArgumentError, match="not among the whole's"):
+        xt.unmerge(part, whole)
+    with pytest.raises(ArgumentError, match="all but 0 of the weight"):
+        xt.unmerge(part, part)
+    far = torch.cat([20 * q[:, :1], q], 1).float(), torch.cat([20 * q[:1, :1], k[:1]], 1).float()
+    with pytest.raises(ArgumentError, match="over the other keys"):
+        xt.unmerge(xt.attend(far[0][:1], far[1], far[1]), xt.attend(far[0][:1], far[1][:, :1], far[1][:, :1]))
+    with pytest.raises(ArgumentError, match="same queries"):
+        xt.unmerge(whole, xt.attend(q[:, :2], k, v))
+    with pytest.raises(ArgumentError, match="top is 8, there are 7 keys"):
+        xt.attend(q, k, v, top=8)
+    with pytest.raises(ArgumentError, match="top is 0"):
+        xt.attend(q, k, v, top=0)
+    with pytest.raises(ArgumentError, match="for each of 7 keys"):
+        xt.attend(q, k, v, segments=torch.zeros(6, dtype=torch.long))
+    with pytest.raises(ArgumentError, match="negative"):
+        xt.attend(q, k, v, segments=torch.full((7,), -1))
+    with pytest.raises(ArgumentError, match="direction"):
+        xt.leave_one_out(q, k, v, direction=q[:, :1])
+    with pytest.raises(ArgumentError, match="value"):
+        xt.leave_one_out(q, k, v * torch.nan)
