@@ -1,9 +1,9 @@
 """Run the claims of the papers: what was claimed, what was run, the numbers and the verdict that follows.
 
-Without ID all claims are run; --full also trains the models of F4 and F5 again, whose results come with the
-package otherwise. One ID alone is shown with all its numbers. What was run by the same code before is taken
-from the store; after Ctrl-C the same command goes on. The exit code is 1 if a claim that should hold does
-not.
+Without ID all claims are run; --full also trains the models of C3, F4, F5 and H7 again, whose results come
+with the package otherwise. One ID alone is shown with all its numbers. What was run by the same code before
+is taken from the store; after Ctrl-C the same command goes on. The exit code is 1 if a claim that should
+hold does not.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="published results of others, H1 to H9, in place of the drafts' claims",
     )
-    add("--full", action="store_true", help="train the models of F4 and F5 again: hours")
+    add("--full", action="store_true", help="train the models of C3, F4, F5 and H7 again: hours")
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
     add("--json", action="store_true", help="print one JSON object a line instead of the table")
