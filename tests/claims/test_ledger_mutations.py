@@ -13,6 +13,7 @@ from exptilt.claims.experiments import repelling, theorem_one
 from exptilt.claims.models import crossing, questions, subjects, trained
 from exptilt.claims.others import posterior
 from exptilt.dynamics import flow
+from exptilt.switching import OnlineState
 
 
 def negated(place):
@@ -243,6 +244,7 @@ MUTATIONS = {
 
 FURTHER = [
     ("C3", crossing, "load", forgetful),
+    ("E4", OnlineState, "laws_updated", lambda _: 4),
     ("F2", subjects, "_load", weights(calmer)),
     ("H7", posterior, "SwitchingLinearGaussian", turned),
     ("H7", posterior, "models", untrained),

@@ -80,7 +80,7 @@ def measured(before: bool, full: bool, seed: int) -> dict[str, float]:
         still: the largest change of the patterns between the decoder's layers, cross-attention.
         moves: the same in self-attention, relative to their size.
     """
-    model, given = load(before=before, full=full), _strings(200, torch.Generator().manual_seed(seed + 1))
+    model, given = load(before=before, full=full), _strings(100, torch.Generator().manual_seed(seed + 1))
     seen: dict[str, list[tuple[Tensor, Tensor, Any]]] = {"self": [], "cross": []}
     hooks = []
     for layer in model.body.decoder.layers:
