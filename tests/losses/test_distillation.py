@@ -148,6 +148,18 @@ def test_statistics_and_leading_axes(chunks):
         assert loss_of(h, W, th, tW, statistics=True).loss == loss_of(h, W, th, tW)
 
 
+def test_statistics_under_vmap_and_meta_gradients():
+    h, W, th, tW, _, _ = problem()
+    found = torch.func.vmap(lambda h: xt.losses.linear_kl(h, W, th, tW, statistics=True))(
+        torch.stack([h, 2 * h])
+    )
+    want = xt.losses.linear_kl(2 * h, W, th, tW, statistics=True)
+    close([x[1] for x in found], want)
+    h, W, th, tW = (x.detach().to("meta") for x in (h, W, th, tW))
+    xt.losses.linear_kl(h.requires_grad_(), W, th, tW).backward()
+    assert h.grad.shape == h.shape
+
+
 def test_half_precision_small_divergences_and_ignored_rows():
     h, W, *_ = (x.detach() for x in problem(8, 300, 32, dtype=torch.float32))
     near = W * (1 + 1e-4)

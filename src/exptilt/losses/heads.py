@@ -60,7 +60,7 @@ class Heads:
 
             found = [torch.cat([checkpoint(loss, *piece, use_reentrant=False) for piece in pieces])]
         elif in_transform() or in_forward_mode():
-            found = [plan(*tensors)[0]]
+            return list(plan(*tensors))
         else:
             needed = [torch.is_grad_enabled() and x.requires_grad for x in tensors]
             kept: dict[str, Any] = {"at once": uniform and any(needed), "needed": needed}
@@ -84,7 +84,7 @@ class Heads:
         t = None
         if "teacher_hidden" in x:
             t = self.scores("teacher", x["teacher_hidden"], x["teacher_weight"], x.get("teacher_bias"))
-        return (self.compare(s, t, x)[0],), ()
+        return tuple(self.compare(s, t, x)), ()
 
     def normalized(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and the log-normalizer of scores (rows, outcomes here)."""
@@ -258,7 +258,7 @@ class Losses(Function):
             wanted = [i for i, need in enumerate(needed) if need]
             found = dict(zip(wanted, ctx.plan.gradient(tensors, wanted, [bars]), strict=True))
             return (None, None, None, *(found.get(i) for i in range(len(needed))))
-        if not bars.numel() or not bool((bars == bars[0]).all()):
+        if not bars.numel() or bars.is_meta or not bool((bars == bars[0]).all()):
             return (None, None, None, *ctx.head.sweep(tensors, ctx.plan.size, needed, bars)[0])
         kept = ctx.kept.pop("gradients", None)  # handed out once: whoever gets it may write into it
         kept = ctx.head.sweep(tensors, ctx.plan.size, needed)[0] if kept is None else kept

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import full_precision, is_concrete
 from exptilt.tilting.arguments import explain_keywords, prepare
 from exptilt.tilting.derivatives.rows import Results, Rows
 from exptilt.tilting.problem import Inputs, per_query_head
@@ -84,7 +84,7 @@ class Side:
     def keys(self, place: Tensor, length: int) -> slice:
         """The keys that some of these queries may see, by causality and window."""
         first, last = 0, length
-        if place.numel() and not torch.compiler.is_compiling():
+        if place.numel() and is_concrete(place):
             low, high = int(place[0]) + self.offset, int(place[-1]) + self.offset
             if self.rule.causal:
                 last = min(max(high + 1, 0), length)
@@ -196,7 +196,7 @@ def divergence(
     place = torch.arange(Q, device=p.query.device)
     tensors = [place, *sides[0].rows, *sides[1].rows, *sides[0].shared, *sides[1].shared]
     plan = Rows(some, 1 + length + len(sides[1].rows), size)
-    with torch.autocast(p.query.device.type, enabled=False):
+    with full_precision(p.query.device):
         compiling = torch.compiler.is_compiling()
         found = some(tensors[: plan.rows], tensors[plan.rows :])[0][0] if compiling else plan(*tensors)[0]
     result = found.movedim(0, -1)
