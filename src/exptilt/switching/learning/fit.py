@@ -7,7 +7,7 @@ approximation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..inference.run import METHODS
 from ..parameters import RANKS, Model
 from ..series import Data, SeriesLike
 from .chain import read_chain
-from .climb import FLOOR, LEAST, Limits, delta_method, highest, starts_around
+from .climb import FLOOR, LEAST, FitStatus, Limits, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .em import check_em, expectation_maximisation
 from .free_parameters import Free, choose, units
@@ -124,6 +124,8 @@ def fit_model(
         )
     limits = max_steps, tolerance, progress
     ends, end, same = highest(evaluate, starts, limits, free.bounded, low, floor, traces)
+    if end.status is FitStatus.STALLED:
+        end = replace(end, reason=free.same_regimes(end.point) or end.reason)
     named = {name: array.numpy() for name, array in natural(torch.from_numpy(end.point)).items()}
     found = concrete(end.point)
     errors = delta_method(natural, end.point, end.inverse) if standard_errors else None

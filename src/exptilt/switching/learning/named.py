@@ -1,7 +1,7 @@
 """Fits of models whose parameters have names of their own: what is learned, from several starts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from ..._support.checks import whole
 from ..._support.errors import ArgumentError
 from .chain import AGE, INPUT
-from .climb import FLOOR, LEAST, Objective, best_starts, delta_method, highest, starts_around
+from .climb import FLOOR, LEAST, FitStatus, Objective, best_starts, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .free_parameters import Bounds, Free
 from .summary import Fit
@@ -171,6 +171,8 @@ def climb_named(
     def label(number: int) -> str:
         return "" if free is None else free.label(number, np.argsort(order))
 
+    if free is not None and end.status is FitStatus.STALLED:
+        end = replace(end, reason=free.same_regimes(end.point, np.argsort(order)) or end.reason)
     found = {"estimates": arranged(estimates), "standard_errors": arranged(errors), "model": None}
     return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
 
