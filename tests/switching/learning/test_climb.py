@@ -11,6 +11,7 @@ import torch
 from exptilt.switching import (
     FitStatus,
     SwitchingLinearGaussian,
+    fit_named_model,
     fit_parameters,
     local_level,
     markov_autoregression,
@@ -137,6 +138,33 @@ def test_regimes_that_are_the_same_are_named(regimes):
                 assert "are the same: the transition probabilities are not determined" in fit.reason
                 assert np.isnan(fit.standard_errors["transition"]).all()
     assert same
+
+
+def test_fits_show_how_far_they_are(monkeypatch):
+    """Drawn starts and climbs are counted; a single climb counts its steps."""
+    shown = []
+
+    def track(items, description, *, show=None, **_):
+        if show is not False:
+            shown.append((description, show))
+        yield from items
+
+    monkeypatch.setattr("exptilt.switching.learning.climb.track", track)
+    y = switching_series(2, (0.0, 3.0), (1.0, 1.0), 60)
+    fit_named_model(y, progress=True, starts=2)
+    markov_regression(y, starts=2)
+    markov_regression(y, starts=1)
+    assert shown == [
+        ("starts", True),
+        ("climbs", True),
+        ("starts", None),
+        ("climbs", None),
+        ("starts", None),
+        ("maximum likelihood", None),
+    ]
+    shown.clear()
+    fit_named_model(y, progress=False, starts=2)
+    assert not shown
 
 
 def test_lams_series_leaves_the_point_where_drifts_are_the_same():

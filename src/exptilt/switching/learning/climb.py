@@ -366,12 +366,16 @@ def climb_all(
     firm: bool = False,
     traces: Sequence[list[float]] | None = None,
 ) -> list[End]:
-    """The end of the climb from each start; one where the filter cannot run is left out, unless the first."""
-    ends = list[End]()
-    for k, start in enumerate(starts):
+    """The end of the climb from each start; one where the filter cannot run is left out, unless the first.
+
+    A bar counts the starts, or the steps of a single one.
+    """
+    ends, (max_steps, tolerance, progress) = list[End](), limits
+    single = progress if len(starts) == 1 else False
+    for k, start in enumerate(track(starts, "climbs", show=False if len(starts) == 1 else progress)):
         trace = None if traces is None else traces[k]
         try:
-            ends.append(climb(evaluate, start, *limits, low, bounded, firm, trace))
+            ends.append(climb(evaluate, start, max_steps, tolerance, single, low, bounded, firm, trace))
         except ArgumentError:
             if not ends:
                 raise
@@ -440,12 +444,17 @@ def starts_around(
 
 
 def best_starts(
-    evaluate: Objective, candidates: Sequence[np.ndarray], count: int, low: np.ndarray, steps: int
+    evaluate: Objective,
+    candidates: Sequence[np.ndarray],
+    count: int,
+    low: np.ndarray,
+    steps: int,
+    progress: bool | None,
 ) -> list[np.ndarray]:
     """The first candidate, and where `steps` steps lead from those others that then are highest."""
     first, *others = candidates
     found = list[tuple[float, int, np.ndarray]]()
-    for k, start in enumerate(others):
+    for k, start in enumerate(track(others, "starts", show=progress)):
         start = np.maximum(start, low)
         value = evaluate(start)[0]
         if np.isfinite(value):

@@ -125,7 +125,7 @@ def climb_named(
     draws: tuple[int, int],
     noises: Mapping[str, tuple[ArrayLike, int]],
     search: Objective | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
     **fields: Any,
 ) -> Fit[Any]:
     """Climb from several starts; the fit without its model, regimes in order of `rank_by`.
@@ -155,8 +155,8 @@ def climb_named(
         ]
     generator = torch.Generator().manual_seed(seed)
     drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
-    chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1])
-    ends, end, same = highest(evaluate, chosen, (500, tolerance, False), bounded, walls[0], walls[1])
+    chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)
+    ends, end, same = highest(evaluate, chosen, (500, tolerance, progress), bounded, walls[0], walls[1])
     estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end.point)).items()}
     errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}
     if len(origin):
