@@ -1,8 +1,8 @@
 """A model, data and results as the compiled kernels see them: arrays with a time axis of length 1 or T.
 
 `Parameters` is what goes in, `Stored` what comes out, `Run` both and the data. The last axis of their arrays
-is flattened row by row. `described` writes a run into a frame, the struct that csrc/series.hpp calls
-`Series`.
+is flattened row by row. `described` writes a run into a frame, the struct that csrc/switching/series.hpp
+calls `Series`.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from .._support import native
 
 Buffer = np.ndarray
 Sizes = tuple[int, int, int]  # M, n, m
-IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3  # as csrc/switching.hpp numbers them
+IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3  # as csrc/switching/switching.hpp numbers them
 METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
 RECURSIONS = METHODS | {"viterbi": VITERBI}  # the last leaves a path, not a law
 LOG_TWO_PI = 1.8378770664093453

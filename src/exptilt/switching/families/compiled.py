@@ -1,6 +1,7 @@
 """A model and its observations as the compiled core takes them, and what it leaves as a family again.
 
-The beliefs are those of ``csrc/conjugate.hpp``, the filters those of ``csrc/switching.hpp``.
+The beliefs are those of ``csrc/families/conjugate.hpp``, the filters those of
+``csrc/switching/switching.hpp``.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +22,12 @@ from .dynamics import DiscountedDynamics
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
-FITTED: dict[type, int] = {Gamma: 0, Beta: 1, Dirichlet: 1, NormalGamma: 2}  # as in csrc/conjugate.hpp
+FITTED: dict[type, int] = {
+    Gamma: 0,
+    Beta: 1,
+    Dirichlet: 1,
+    NormalGamma: 2,
+}  # as in csrc/families/conjugate.hpp
 COMPILED = FITTED | {NormalInverseWishart: 3}
 
 

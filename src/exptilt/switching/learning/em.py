@@ -1,8 +1,8 @@
 r"""Expectation–maximisation under the chosen collapse.
 
 The E-step is a filter and Kim's backward pass; it leaves sums of E[z z'], E[r z'], E[r r'] for each mode (see
-`csrc/smoother.hpp`), where z = (x_{t−1}, 1, u_t), and likewise for the observations, where z = (x_t, 1,
-u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
+`csrc/switching/smoother.hpp`), where z = (x_{t−1}, 1, u_t), and likewise for the observations, where z =
+(x_t, 1, u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
 
     the change Δ of Θ maximises −½ Σ_k tr Q_k^{-1} (rr_k − Δ_k rz_k' − rz_k Δ_k' + Δ_k zz_k Δ_k')
     with r = x − Θ z, and then Q_k = that bracket / count_k

@@ -28,7 +28,7 @@ class Plan:
     """What all states of one online filter share: method, sizes, the parts of a row, and how to step.
 
     Of modes that are functions, `nonlinear.py` has another: its kernel and frame, which has the fields that
-    csrc/switching.hpp calls ONLINE_FIELDS, are its own.
+    csrc/switching/switching.hpp calls ONLINE_FIELDS, are its own.
     """
 
     kind = "linear"
@@ -184,7 +184,7 @@ class Plan:
         return out
 
     def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
-        """The matrices of step t, as `Matrices` of csrc/series.hpp has them in a row."""
+        """The matrices of step t, as `Matrices` of csrc/switching/series.hpp has them in a row."""
         if self.steps is not None and t >= self.steps:
             raise ArgumentError(
                 f"online: the model's parameters cover {self.steps} steps, and this is step {t + 1}. "

@@ -1,7 +1,7 @@
 """A filter that takes one observation at a time, and may be saved between two of them.
 
-`OnlineState` holds one row of numbers for each member of a batch (csrc/switching.hpp says what is in it),
-the matrices of the step, and how many steps are done; how to step is `plan.py`. A step makes a new
+`OnlineState` holds one row of numbers for each member of a batch (csrc/switching/switching.hpp says what is
+in it), the matrices of the step, and how many steps are done; how to step is `plan.py`. A step makes a new
 state and leaves the old one as it was, so several continuations may be tried from one state. While something
 is diffuse, what was seen is kept and filtered again; after that a step is one call of a compiled kernel.
 """

@@ -265,7 +265,7 @@ def _add_pair(
     c: np.ndarray,
     known: np.ndarray,
 ) -> None:
-    """Add a pair of modes to the sums for EM, as `add_pair` of csrc/smoother.hpp does."""
+    """Add a pair of modes to the sums for EM, as `add_pair` of csrc/switching/smoother.hpp does."""
     weight, x, P = part
     mean, cov, cross = later
     n, r, z = len(x), mean - c - F @ x, np.concatenate([x, known])

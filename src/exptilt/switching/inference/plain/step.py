@@ -1,4 +1,4 @@
-"""One step of GPB1, GPB2, IMM or Viterbi in torch, over any law: csrc/switching.hpp written plainly.
+"""One step of GPB1, GPB2, IMM or Viterbi in torch, over any law: the recursion of csrc, written plainly.
 
 It serves laws that the compiled core does not have (diffuse states, beliefs in any family) and derivatives
 that its adjoint does not give. Laws come one by one; what a law can do is `Moves`.
