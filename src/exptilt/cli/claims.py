@@ -1,9 +1,9 @@
 """Run the claims of the papers as experiments, and print the numbers and the verdict of each.
 
 Without ID all claims are run. One ID alone is shown with all its numbers. The trained models of C3, F4, F5
-and H7 come with the package; --full trains them again. Results of earlier runs of the same code are read from the
-store, so an interrupted run continues where it stopped. The exit code is 1 if a claim that should hold does
-not.
+and H7 come with the package; --full trains them again. Results of earlier runs of the same code are read
+from the store, so an interrupted run continues where it stopped. The exit code is 1 if a claim that should
+hold does not.
 """
 
 import argparse
