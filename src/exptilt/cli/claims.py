@@ -1,9 +1,9 @@
 """Run the claims of the papers as experiments, and print the numbers and the verdict of each.
 
-Without ID all claims are run. One ID alone is shown with all its numbers. The trained models of F4 and F5
-come with the package; --full trains them again. Results of earlier runs of the same code are read from the
-store, so an interrupted run continues where it stopped. The exit code is 1 if a claim that should hold does
-not.
+Without ID all claims are run. One ID alone is shown with all its numbers. The trained models of C3, F4, F5
+and H7 come with the package; --full trains them again. Results of earlier runs of the same code are read
+from the store, so an interrupted run continues where it stopped. The exit code is 1 if a claim that should
+hold does not.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run published results of others, H1 to H9, instead of the drafts' claims",
     )
-    add("--full", action="store_true", help="train the models of F4 and F5 again: hours")
+    add("--full", action="store_true", help="train the models of C3, F4, F5 and H7 again: hours")
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: set by each claim)")
     add("--json", action="store_true", help="print one JSON object a line instead of the table")

@@ -163,7 +163,8 @@ def columns_of(y: Any, what: str) -> int:
         shape = np.shape(lead)
     except ValueError:
         raise ArgumentError(
-            f"{what}: rows have different lengths. Pass a number for each component."
+            f"{what}: rows have different lengths. Pass a number for each component; series of different "
+            "lengths as a list of arrays."
         ) from None
     return int(shape[-1]) if len(shape) > 1 else 1
 

@@ -118,9 +118,10 @@ def _entry(each: Evidence, place: int) -> dict[str, Any]:
 
 
 def _bounds(each: Evidence) -> str:
-    """When the bounds of a claim about trained models were chosen, in a sentence; empty for other claims."""
+    """When the bounds of what is measured were chosen, in a sentence; empty if nothing is."""
     if each.id not in ASKED:
-        return ""
+        loose = any(c.role == "measured" or (c.role == "claim" and not c.exact) for c in each.checks)
+        return "Bounds that are not rounding were chosen after a look at first results." if loose else ""
     said = predictions()
     if each.settings.get("model", MODEL) in said["seen"]:
         return (

@@ -270,6 +270,12 @@ class OnlineState:
         return log_mode, mean, cov
 
     @property
+    def laws_updated(self) -> int:
+        """How many predicted laws a step holds against its observation: M, with GPB2 M²."""
+        ahead = self._plan.part["ahead"]
+        return int(ahead.stop - ahead.start) // self._plan.law
+
+    @property
     def log_likelihood(self) -> Values:
         """log p of all that was seen, a number or ``(B,)``."""
         return self._one(self._rows[:, self._plan.part["term"].start + 1])
