@@ -270,7 +270,7 @@ def test_another_model_is_looked_for_first_and_told_beside_the_first(capsys, mon
     assert "<code>exptilt claims E7 --model other</code>" in page
     assert "<code>exptilt claims E7</code>" in page
     assert ">2 claims of" in page
-    assert "chosen after a look at this model" in page
+    assert "chosen after this model was measured" in page
     assert "before this model was measured" in page
 
 
@@ -301,7 +301,7 @@ def test_interruption_keeps_what_was_done(capsys, monkeypatch, tmp_path):
     assert main(words) == 130
     said = capsys.readouterr()
     assert "A10  holds with a correction" in said.out
-    assert "What was done is kept" in said.err
+    assert "Finished claims are kept" in said.err
     monkeypatch.undo()
     assert main(words) == 0
     assert "kept" in capsys.readouterr().out

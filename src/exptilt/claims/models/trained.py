@@ -190,7 +190,7 @@ def ngrams(most: int = 5) -> dict[str, float]:
 
 
 def make(place: Path, steps: int, seeds: int, runs: Sequence[str] = RUNS) -> dict[str, Any]:
-    """Do what of the plan is not in the file yet, F4's runs first; the file is whole after each run."""
+    """Make the runs that the file lacks, F4's first; the file is complete after each run."""
     found: dict[str, Any] = {"steps": steps, "ngrams": {}, "runs": []}
     if place.is_file():
         found = json.loads(place.read_text("utf-8"))

@@ -124,7 +124,11 @@ def _effects(
 
     def count(call: AttentionCall) -> None:
         if call.step:
-            raise ArgumentError(f"ablate: layer {call.layer} attends more than once in a forward pass.")
+            raise ArgumentError(
+                f"ablate: layer {call.layer} attends more than once in a forward pass, so a head has no "
+                "single output to take away. "
+                "Use watch(model, edit=...) with a function that picks the call."
+            )
         heads[call.layer] = call.query.shape[1]
 
     with evaluating(model), torch.no_grad():

@@ -66,6 +66,9 @@ class Watch:
         self._steps: dict[int, int] = {}  # calls so far by layer
         self._seen: set[nn.Module | None] = set()
 
+    def __repr__(self) -> str:
+        return f"<Watch of {self.intercepted.name}: {len(self.record.calls)} attention calls; read .record>"
+
     @never_compiled
     def __enter__(self) -> "Watch":
         self._interception.__enter__()

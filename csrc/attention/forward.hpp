@@ -14,7 +14,7 @@
 // entropy is taken as log z − c, where both terms are of the entropy's own size even when the scores are of size
 // 10⁴. The numbers of a row are float64, whatever the scores are, and so is what becomes of o every few tiles.
 #pragma once
-#include "operands.hpp"
+#include "attention/operands.hpp"
 
 constexpr int STATISTICS = 7;  // log-normalizer, entropy, mean, variance, maximum, weight, gap
 

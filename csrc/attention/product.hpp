@@ -15,7 +15,7 @@
 // With few queries, or few keys, packing would cost more than the product: `thin_dots` and `thin_sum` read keys
 // and values where they are.
 #pragma once
-#include "pack.hpp"
+#include "attention/pack.hpp"
 
 constexpr int64_t CHAIN = 128;
 

@@ -13,7 +13,7 @@
 //     log Γ(a + ½) − log Γ(a + ½ − D/2) = Σ_{k<⌊D/2⌋} log(b − k) [+ log Γ(a + ½) − log Γ(a) if D is odd],
 //     b = a − ½ or, if D is odd, a − 1
 #pragma once
-#include "digamma.hpp"
+#include "families/digamma.hpp"
 
 constexpr double LOG_TWO = 0.6931471805599453, ROOT_TWO = 1.4142135623730951;
 

@@ -14,7 +14,7 @@
 #include <memory>
 
 #include "frame.hpp"
-#include "gaussian.hpp"
+#include "switching/gaussian.hpp"
 
 #define CHAIN_FIELDS(whole, real, place)                                                  \
   whole(steps) whole(modes) whole(regimes) whole(inputs)                                  \

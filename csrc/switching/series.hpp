@@ -6,8 +6,8 @@
 // it.
 #pragma once
 #include "frame.hpp"
-#include "gaussian.hpp"
-#include "switching.hpp"
+#include "switching/gaussian.hpp"
+#include "switching/switching.hpp"
 
 #define TIMED_FIELD(whole, place, name) place(const double, name) whole(name##_series) whole(name##_step)
 #define SERIES_FIELDS(whole, real, place)                                                             \

@@ -3,7 +3,7 @@
 // The moves of gaussian.hpp are compiled for the sizes that are most in use, where loops are unrolled, and
 // once for all others; which to call is looked up once a kernel. One mode alone would leave three lanes of
 // four empty: where states are many, it is faster as one law of plain numbers, four columns at a time.
-#include "series.hpp"
+#include "switching/series.hpp"
 
 namespace {
 

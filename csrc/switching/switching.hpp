@@ -47,7 +47,7 @@
 //     void load(int64_t member, bool again);
 //         takes parameters and data of a member; with `again`, also those that all members share
 #pragma once
-#include "lanes.hpp"
+#include "switching/lanes.hpp"
 
 enum Method : int { IMM = 0, GPB1 = 1, GPB2 = 2, VITERBI = 3 };
 

@@ -11,8 +11,8 @@
 #include <memory>
 #include <vector>
 
-#include "product.hpp"
-#include "scores.hpp"
+#include "attention/product.hpp"
+#include "attention/scores.hpp"
 
 // In a build with the address sanitizer, numbers between the pieces of an arena that nobody may touch.
 #ifdef __SANITIZE_ADDRESS__

@@ -11,7 +11,7 @@
 // Differences of log Γ are put together from what does not cancel. Nothing here looks at one lane alone, so
 // four modes cost what one would.
 #pragma once
-#include "gaussian.hpp"
+#include "switching/gaussian.hpp"
 
 // B_2k and what the three series have of it.
 constexpr int TERMS = 10;

@@ -1,7 +1,7 @@
 // The C functions of attention, for one kind of number: each takes units of a frame until there are none, on as many
 // threads as call it.
-#include "backward.hpp"
-#include "forward.hpp"
+#include "attention/backward.hpp"
+#include "attention/forward.hpp"
 
 template <class Sweep> static void run(Attention* frame) {
   try {

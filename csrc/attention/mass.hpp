@@ -4,7 +4,7 @@
 // head at a time, and every strip of rows is then added to sums in float64: a mass over a million queries is as exact
 // as one over a few hundred.
 #pragma once
-#include "operands.hpp"
+#include "attention/operands.hpp"
 
 // Add a tile's column sums to those of a head, and clear them.
 template <class T> INLINE void put_columns(Attention& f, T* columns, int64_t part, int64_t head, int64_t j0) {

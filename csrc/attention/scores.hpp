@@ -11,7 +11,7 @@
 // derivatives as it does in the forward sweep. Rows are worked on in whole vectors: what a row holds beyond its
 // keys is −inf, and weighs nothing.
 #pragma once
-#include "attention.hpp"
+#include "attention/attention.hpp"
 
 struct Place {  // of a row: its head and query, and the keys lo..hi that it sees
   int64_t head, query, lo, hi;

@@ -4,10 +4,10 @@
 // are worked on four columns at a time, and a quarter of the memory is in use. The smoother is compiled for
 // each small number of states, where that gains a third; for the others it gains less than its compilation is
 // worth.
-#include "adjoint.hpp"
-#include "chain.hpp"
-#include "particles.hpp"
-#include "smoother.hpp"
+#include "switching/adjoint.hpp"
+#include "switching/chain.hpp"
+#include "switching/particles.hpp"
+#include "switching/smoother.hpp"
 
 static bool by_columns(const Series& run) { return run.states > (run.modes == 1 ? 4 : 12); }
 

@@ -13,7 +13,7 @@
 //
 // so that no difference of large numbers occurs, in particular none of values that are far from 0.
 #pragma once
-#include "operands.hpp"
+#include "attention/operands.hpp"
 
 // A row's sums: r, then Σ p ṡ' f and Σ p f for f = 1, c, c², and how often o was taken off Σ p ṡ' v.
 struct Sums {

@@ -1,6 +1,6 @@
 // The moves of gaussian.hpp for sizes that are not known to the compiler: compiled once, and called.
 #pragma once
-#include "gaussian.hpp"
+#include "switching/gaussian.hpp"
 
 template <int sign, bool lower = false, class Columns, class Number>
 ONCE void times(int rows, int inner, Columns columns, View<Number> A, const Number* B, const Number* C,

@@ -9,7 +9,7 @@
 // log-weight is a plane with one row. What is absent has address 0.
 #pragma once
 #include "frame.hpp"
-#include "pack.hpp"
+#include "attention/pack.hpp"
 
 struct Operand {
   const char* at;

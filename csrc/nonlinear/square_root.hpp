@@ -17,8 +17,8 @@
 // Differences of angles are taken around the circle, and their means are circular. A law is x (n), L (n·n).
 // Rows of the matrices here are padded with zeros to whole vectors, and worked on a vector at a time.
 #pragma once
-#include "gaussian.hpp"
-#include "tape.hpp"
+#include "switching/gaussian.hpp"
+#include "nonlinear/tape.hpp"
 
 #define NONLINEAR_MODES_FIELDS(whole, real, place)                                                        \
   whole(modes) whole(states) whole(outputs) whole(unscented)                                              \

@@ -32,8 +32,8 @@
 // for each part of the keys. Keys are cut into parts wherever there are enough of them, and rows are swept in turns
 // (backends/cpu.py), so that copies stay small.
 #pragma once
-#include "mass.hpp"
-#include "tangent.hpp"
+#include "attention/mass.hpp"
+#include "attention/tangent.hpp"
 
 template <class T> class Backward {
   using W = Wide<T>;
@@ -209,7 +209,8 @@ template <class T> class Backward {
       if (strip) products(S.from(s0), U.from(s0), s0, strip);
       for (int64_t r = s0; r < s0 + strip.rows; ++r) {
         const Vectors at = derive(S[r], B[r], second ? U[r] : B[r], R[r], r, strip, key_part);
-        const bool ends = r == h - 1 || where[r + 1].head != where[r].head;
+        // sixteen rows at a time go to sums in float64, so that a long column loses no digits
+        const bool ends = r % 16 == 15 || r == h - 1 || where[r + 1].head != where[r].head;
         if (f.column_sum && ends) put_columns(f, columns, row_part, where[r].head, tile * f.tile_keys);
         const int64_t keys = std::min(f.tile_keys, f.K - tile * f.tile_keys);
         clear_outside(S[r], 0, at, keys), clear_outside(B[r], 0, at, keys);

@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "moves.hpp"
+#include "switching/moves.hpp"
 #include "resampling.hpp"
-#include "series.hpp"
+#include "switching/series.hpp"
 
 #define SWARM_FIELDS(whole, real, place)                                                                  \
   place(const Series, run) whole(next) whole(particles)                                                   \

@@ -15,10 +15,10 @@
 // So a law holds θ and ∇A(θ) side by side. A predicted law has no ∇A: in its place stands 1, or 0 where none
 // of the modes can follow the mode before. Such a pair is not worked on and gets the law of rest.
 #pragma once
-#include "dirichlet.hpp"
+#include "families/dirichlet.hpp"
 #include "frame.hpp"
-#include "switching.hpp"
-#include "wishart.hpp"
+#include "switching/switching.hpp"
+#include "families/wishart.hpp"
 
 enum Family : int { GAMMA = 0, DIRICHLET = 1, NORMAL_GAMMA = 2, NORMAL_WISHART = 3 };
 

@@ -26,8 +26,8 @@
 #pragma once
 #include <utility>
 
-#include "moves.hpp"
-#include "series.hpp"
+#include "switching/moves.hpp"
+#include "switching/series.hpp"
 
 // Derivatives in what a filter gave, shaped as that; then those in parameters, to be added to, and the
 // others.

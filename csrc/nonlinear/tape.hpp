@@ -8,7 +8,7 @@
 // Jacobian as another one, so there is nothing to be compiled where a filter is used.
 #pragma once
 #include "frame.hpp"
-#include "lanes.hpp"
+#include "switching/lanes.hpp"
 #include "vectors.hpp"
 
 // What an operation makes of vectors a, b, c.

@@ -1,5 +1,5 @@
 // Kernels of switching models whose beliefs are conjugate families: the filter, and the way back.
-#include "conjugate.hpp"
+#include "families/conjugate.hpp"
 
 EXPTILT_KERNEL(filter_families, ConjugateSeries) {
   Room room;

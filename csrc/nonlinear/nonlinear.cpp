@@ -7,8 +7,8 @@
 //     P(j, k | all) = μ̂_k(t+1) μ_j(t) π_jk / Σ_i μ_i(t) π_ik,   μ̂_j(t) = Σ_k P(j, k | all),
 //
 // and the law of mode j is its filtered law given each k's smoothed one (`pull_back`), collapsed over k.
-#include "series.hpp"
-#include "square_root.hpp"
+#include "switching/series.hpp"
+#include "nonlinear/square_root.hpp"
 
 #define TAPE_VALUES_FIELDS(whole, real, place)                                                            \
   place(const Tapes, tapes) whole(program) whole(points) place(const double, x) place(const double, u)    \

@@ -9,7 +9,7 @@
 // R = R*, kept between the totals known to be too small and too large. Then Newton on all entries, in which
 // no step subtracts what is nearly equal.
 #pragma once
-#include "digamma.hpp"
+#include "families/digamma.hpp"
 
 // Writes α, entries of which are `step` numbers apart; `work` holds 2 `size`. Returns for each lane how far
 // the last round moved α, as a share of it: below SETTLED the next round would move it by less than 1e-13.

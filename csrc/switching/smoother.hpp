@@ -23,8 +23,8 @@
 #pragma once
 #include <utility>
 
-#include "moves.hpp"
-#include "series.hpp"
+#include "switching/moves.hpp"
+#include "switching/series.hpp"
 
 #define SMOOTHER_FIELDS(whole, real, place)                                                                \
   place(const Series, run) whole(chunks) whole(next) whole(known) /* q */                                  \

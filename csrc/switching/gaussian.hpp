@@ -22,7 +22,7 @@
 // Filters, smoother, adjoint and particles are all built on this file and on series.hpp; their interface is
 // stable.
 #pragma once
-#include "lanes.hpp"
+#include "switching/lanes.hpp"
 
 constexpr double LOG_TWO_PI = 1.8378770664093453;
 constexpr double ROUNDING = 4 * 2.220446049250313e-16;  // of a sum, for each of its terms
