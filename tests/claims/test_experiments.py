@@ -122,7 +122,14 @@ def test_equilibria_are_clusters(sweep):
 def test_a_sweep_can_be_read(sweep):
     part = sweep.select(renormalizer="whiten", dimension=2)
     assert [s.start for s in part.settings] == ["laplace"]
+    assert part.settings[0].label == "whiten, laplace, N=100, D=2, β=1"
     assert sweep.select().settings == sweep.settings
+    frame = sweep.to_frame()
+    assert len(frame) == 8 * 4
+    last = frame[(frame.renormalizer == "whiten") & (frame.dimension == 3) & (frame.step == 150)]
+    assert last.clusters.tolist() == [4.0]
+    assert (last.clusters_low == 4.0).all()
+    assert (frame.sliced_low <= frame.sliced).sum() > 15
     # the same starts for every renormaliser
     starts = {tuple(s.sliced[0].tolist()) for s in sweep.select(start="laplace", dimension=3).settings}
     assert len(starts) == 1

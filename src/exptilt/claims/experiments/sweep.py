@@ -5,18 +5,18 @@ r"""Is the equilibrium Gaussian when the measure is that of the moving points? (
 from N points of a named law, under a named renormaliser, over seeds.
 
 The papers leave it open; `equilibrium_sweep` measures it: cluster counts and Gaussianity by step, each with
-its values over seeds. All seeds of a setting run as one batch.
+its 95% interval over seeds. All seeds of a setting run as one batch.
 """
 
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, needed
 from exptilt._support.intervals import Interval, mean_interval
 from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 from exptilt._support.progress import track
@@ -27,7 +27,10 @@ from exptilt.dynamics.renormalizers import as_renormalizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
+Number = Literal["clusters", "effective", "skewness", "kurtosis", "sliced", "mean_cosine"]
+NUMBERS: tuple[Number, ...] = ("clusters", "effective", "skewness", "kurtosis", "sliced", "mean_cosine")
 _VARIED = ("renormalizer", "start", "count", "dimension", "beta")
 _WORDS = {"start": "{}", "count": "N={}", "dimension": "D={}", "beta": "β={:g}"}
 
@@ -64,10 +67,23 @@ class Setting:
     sliced: Tensor
     mean_cosine: Tensor
 
+    def interval(self, number: Number) -> Interval:
+        """Mean over seeds with its 95% interval, by step.
+
+        Args:
+            number: clusters, effective, skewness, kurtosis, sliced or mean_cosine.
+        """
+        return mean_interval(getattr(self, number).double())
+
     @property
     def final(self) -> dict[int, int]:
         """How many seeds ended with each count of clusters."""
         return dict(sorted(Counter(self.clusters[-1].tolist()).items()))
+
+    @property
+    def label(self) -> str:
+        """The setting in a few words."""
+        return f"{self.renormalizer}, {self.start}, N={self.count}, D={self.dimension}, β={self.beta:g}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,18 @@ class Sweep:
             s for s in self.settings if all(x in (None, getattr(s, name)) for name, x in wanted.items())
         ]
         return Sweep(tuple(chosen))
+
+    def to_frame(self) -> "DataFrame":
+        """A pandas table, a row for each setting and measured step: means and 95% intervals over seeds."""
+        rows = []
+        for s in self.settings:
+            intervals = {name: s.interval(name) for name in NUMBERS}
+            for place, step in enumerate(s.steps.tolist()):
+                row = {name: getattr(s, name) for name in _VARIED} | {"step": step}
+                for name, interval in intervals.items():
+                    row[name], row[f"{name}_low"], row[f"{name}_high"] = (float(x[place]) for x in interval)
+                rows.append(row)
+        return needed("pandas", "report").DataFrame(rows)
 
     def plot(self) -> "Figure":
         """Effective number of clusters and Gaussianity against step, a column for each renormaliser."""

@@ -39,6 +39,7 @@ CHECKPOINTS = (0, 256, 1024, 4096)  # of the model that comes with the package
 KEPT = Path(__file__).parent / "kept" / "models.json"
 HEADS = (
     "log_normalizer_variation",
+    "normalizer_cv",
     "link_r2",
     "gaussian_r2",
     "local_gaussian_r2",
