@@ -86,6 +86,7 @@ def test_theorem_one_and_its_scope():
     assert max(found.row("gaussian", "layer").gaussian_p[1:]) < 1e-6
     with pytest.raises(ArgumentError, match="there is no row"):
         found.row("gaussian", "sphere")
+    assert len(found.plot().axes) == 6
 
 
 def test_theorem_one_for_a_measure_of_ones_own():
@@ -156,6 +157,7 @@ def test_divergence_is_linear_along_extreme_points():
     assert found.extreme.min() > 0
     assert len(found.pattern.unique()) > 1
     assert found.moving_factor == pytest.approx(1.5, rel=1e-6)
+    assert len(found.plot().axes) == 3
 
 
 def test_equal_cosine_equation():
@@ -183,6 +185,7 @@ def test_equal_cosine_simulation():
     )
     assert found.random_error[1] < found.random_error[0]
     assert 0.9 < float(found.theory[-1]) < 1.0
+    assert len(found.plot().axes[0].get_lines()) == 5
     with pytest.raises(ArgumentError, match="one point has no cosine"):
         equal_cosine(count=1)
 
@@ -208,6 +211,7 @@ def test_three_clusters_on_the_circle():
     assert found.share[1] < 0.7  # four seeds do not prove much
     gaps = found.angles[0].sort().values.diff().sort().values[-2:]
     assert (gaps > 1.0).all()
+    assert len(found.plot().axes) == 3
     random = metastable_counts(beta=5.0, count=60, noise=None, seeds=4, step=0.5)
     assert set(random.tally) <= {1, 2, 3, 4}
 

@@ -1,1 +1,1 @@
-"""Experiments on flows and memories: each a function whose result holds measurements beside their theory."""
+"""Experiments on flows and memories: each a function whose result holds measurements, theory and a plot."""

@@ -21,6 +21,7 @@ from a single small ripple.
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,8 +30,12 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import share_interval
+from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.clusters import clusters
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,34 @@ class MetastableCounts:
     def share(self) -> tuple[float, float, float]:
         """Share of seeds that gave the predicted count, with its exact 95% interval."""
         return share_interval(int((self.counts == self.predicted).sum()), len(self.counts))
+
+    def plot(self) -> "Figure":
+        """Growth rates beside theory, counts over seeds, and where the points of the first seed are."""
+        with new_figure(10.0, 3.3) as figure:
+            from matplotlib.patches import Circle
+
+            panels: Any = figure.subplots(1, 3)
+            left, middle, right = panels
+            label = r"$k^2 I_k(\beta) / (\beta I_0(\beta))$"
+            left.plot(self.wave, self.rate_theory, color="0.3", linewidth=1.0, label=label)
+            left.plot(self.wave, self.rate, "o", color=COLOURS[0], markersize=5, label="measured")
+            left.legend()
+            caption(left, f"Growth of a ripple, β = {self.beta:g}", "wave number k")
+            counts = list(range(1, int(self.counts.max()) + 2))
+            middle.bar(counts, [self.tally.get(count, 0) for count in counts], color=COLOURS[0], width=0.6)
+            style: Any = {"color": COLOURS[1], "linewidth": 1.2, "linestyle": "--"}
+            middle.axvline(self.predicted, label=f"predicted: {self.predicted}", **style)
+            middle.set_xticks(counts)
+            middle.locator_params(axis="y", integer=True)
+            middle.legend()
+            caption(middle, f"Clusters at time {self.time:g}", "count", "seeds")
+            x, y = on_circle(self.angles[0]).unbind(-1)
+            right.add_patch(Circle((0, 0), 1.0, fill=False, color="0.7", linewidth=0.8))
+            right.scatter(x, y, s=60, color=COLOURS[0], alpha=max(0.01, 5 / len(x)), linewidths=0)
+            right.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
+            right.grid(False)
+            right.set_title("The points of the first seed")
+        return figure
 
 
 def growth_rates(beta: float, largest: int) -> Tensor:

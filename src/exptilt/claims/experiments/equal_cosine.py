@@ -17,6 +17,7 @@ tolerance, random ones the better the higher the dimension, steps of size h up t
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,9 +25,13 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt._support.progress import track
 from exptilt.claims.experiments.arguments import check_several
 from exptilt.dynamics.flow import Flow
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,24 @@ class EqualCosine:
     def random_error(self) -> tuple[float, ...]:
         """Largest difference from theory of random points, by dimension."""
         return tuple((self.random - self.theory).abs().amax(-1).tolist())
+
+    def plot(self) -> "Figure":
+        """Mean cosine against time."""
+        lines: list[tuple[Tensor, str, dict[str, Any]]] = [
+            (self.theory, "theory", {"color": "0.2", "linewidth": 3.5, "alpha": 0.35}),
+            (self.continuous, "orthogonal points, continuous", {"color": COLOURS[0]}),
+            (self.stepped, f"orthogonal points, step {self.step:g}", {"color": COLOURS[1], "linestyle": ":"}),
+        ]
+        for place, dimension in enumerate(self.dimensions):
+            style: Any = {"color": COLOURS[(2 + place) % 6], "linestyle": "--"}
+            lines.append((self.random[place], f"random points, D={dimension}", style))
+        with new_figure(5.4, 3.6) as figure:
+            axes = figure.subplots()
+            for values, label, style in lines:
+                axes.plot(self.time, values, label=label, **style)
+            caption(axes, "Mean cosine", "time")
+            axes.legend()
+        return figure
 
 
 def cosine_rate(cosine: float, *, count: int, beta: float) -> float:

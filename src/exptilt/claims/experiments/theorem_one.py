@@ -15,17 +15,23 @@ Let h = N(μ, Σ), held still. Then g(η) = μ + Ση, and the update η ← η 
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
+from exptilt._support.plotting import COLOURS, new_figure
 from exptilt.claims.experiments.arguments import check_several, check_whole
 from exptilt.claims.experiments.starts import check_start, start
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.gaussianity import Gaussianity, gaussianity
 from exptilt.dynamics.renormalizers import Whiten
 from exptilt.families import Gaussian
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,31 @@ class TheoremOne:
         raise ArgumentError(
             f"there is no row {start!r}, {renormalizer!r}. Pass a start and a renormalizer of `rows`."
         )
+
+    def plot(self) -> "Figure":
+        """Distance from the fixed point's covariance, and Gaussianity, against step."""
+        names = list(dict.fromkeys(row.start for row in self.rows))
+        kinds = list(dict.fromkeys(row.renormalizer for row in self.rows))
+        with new_figure(2.8 * len(kinds) + 0.6, 5.0) as figure:
+            panels: Any = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
+            for row in self.rows:
+                upper, lower = panels[:, kinds.index(row.renormalizer)]
+                place = names.index(row.start)
+                # Shifted sideways, because many lines coincide.
+                steps = np.arange(len(row.covariance_error)) + 0.08 * (place - (len(names) - 1) / 2)
+                style: Any = {"color": COLOURS[place % 6], "marker": "os^Dv"[place % 5], "label": row.start}
+                style |= {"markersize": 4, "linewidth": 1.0}
+                upper.plot(steps, np.maximum(row.covariance_error, 1e-17), **style)
+                lower.plot(steps, np.maximum(row.gaussian_p, 1e-20), **style)
+            for (upper, lower), kind in zip(panels.T, kinds, strict=True):
+                upper.set(yscale="log", title=kind)
+                lower.set(yscale="log", xlabel="step")
+                lower.axhline(0.05, color="0.4", linewidth=0.8)
+            panels[0, 0].set_ylabel("covariance: relative\ndistance from Σ⁻¹")
+            panels[1, 0].set_ylabel("Gaussian? p-value\n(at least 10⁻²⁰ drawn; line: 0.05)")
+            handles, labels = panels[0, 0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        return figure
 
 
 def theorem_one(
