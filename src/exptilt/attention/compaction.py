@@ -56,8 +56,8 @@ class Compact:
         refused = sorted({"scale", "log_weight", "causal", "window"} & options.keys())
         if refused:
             raise ArgumentError(
-                f"Compact.attend: {refused[0]} belongs to the compact keys, which have no places. Leave "
-                "it out."
+                f"Compact.attend: {refused[0]} needs the position of each key, which compact keys "
+                "do not have. Leave it out."
             )
         return attend(query, self.key, self.value, scale=self.scale, log_weight=self.log_weight, **options)
 
