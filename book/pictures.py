@@ -308,6 +308,32 @@ def collapse_order():
         save(figure, "switching-collapse-order")
 
 
+def two_measures():
+    """Divergences between the heads of the packaged model, and the characters it would miss."""
+    seen = typed("two_measures.md")
+    apart, names = seen["apart"], [f"{i}.{j}" for i in range(4) for j in range(4)]
+    with new_figure(6.0, 4.6) as figure:
+        axes = figure.subplots()
+        shown = axes.imshow(apart, cmap="YlGnBu")
+        axes.set_xticks(range(16), names, fontsize=7, rotation=90)
+        axes.set_yticks(range(16), names, fontsize=7)
+        axes.grid(visible=False)
+        figure.colorbar(shown, label="KL(p‖q), nats, mean over characters")
+        caption(axes, "how far the attention of two heads is apart", "q: layer.head", "p: layer.head")
+        save(figure, "two-measures-heads")
+    count = 72
+    missed = seen["missed"][:count]
+    words = ["␣" if t == " " else "⏎" if t == "\n" else t for t in seen["passage"][:count]]
+    heaviest = missed.argsort(descending=True)[:8].tolist()
+    with new_figure(8.2, 2.4) as figure:
+        axes = figure.subplots()
+        axes.bar(range(count), missed, color=[ORANGE if j in heaviest else BLUE for j in range(count)])
+        axes.set_xticks(range(count), words, fontsize=8, family="DejaVu Sans Mono")
+        axes.set_xlim(-0.7, count - 0.3)
+        caption(axes, "change of the last layer without each character; orange: the eight largest", "")
+        save(figure, "two-measures-missed")
+
+
 PICTURES = {
     "front-hessian": hessian,
     "start-die": die,
@@ -320,6 +346,7 @@ PICTURES = {
     "recipe-losses": losses,
     "recipe-regimes": regimes,
     "switching-collapse-order": collapse_order,
+    "two-measures": two_measures,
 }
 
 if __name__ == "__main__":

@@ -285,3 +285,11 @@ def test_unmerge_where_nothing_is_seen_and_bad_arguments():
     ):
         with pytest.raises(ArgumentError, match="Pass"):
             call()
+
+
+def test_dropout_keeps_the_digits_of_large_scores():
+    q, k = 300 * torch.randn(1, 64, 16, generator=torch.Generator().manual_seed(0)), torch.ones(1, 1, 16)
+    k = k + torch.randn(1, 1, 16, generator=torch.Generator().manual_seed(1))
+    found = xt.attend(q, k, torch.ones(1, 1, 1), dropout=0.5, seed=3).output  # one key: its weight is 1
+    torch.testing.assert_close(found, 2 * (found > 0).float(), rtol=1e-6, atol=0)
+    assert 0 < int((found > 0).sum()) < 64

@@ -191,7 +191,7 @@ def _checked(caller: str, log_weight: Any, key: Tensor) -> Tensor:
         a not in (1, b) for a, b in zip(log_weight.shape[::-1], shape[::-1], strict=False)
     ):
         raise ArgumentError(f"{caller}: log_weight is {tuple(log_weight.shape)}. Pass {tuple(shape)}.")
-    weight = log_weight.to(key).expand(shape)
+    weight: Tensor = log_weight.to(key).expand(shape)
     if is_concrete(weight):
         good = weight < torch.inf
         checks.entries(caller, "log_weight", weight, good, "finite, or −inf for a key that does not count")

@@ -21,7 +21,7 @@ from exptilt.tilting.derivatives import compiled
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.key_side import segment_values, top_keys
-from exptilt.tilting.problem import Inputs, wide_dtype
+from exptilt.tilting.problem import Inputs, Settings, wide_dtype
 from exptilt.tilting.remembered import prepare_again
 from exptilt.tilting.result import AttentionResult, of_lines, share_of
 
@@ -88,10 +88,16 @@ def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass:
     """The result of a call with a share `dropout` of the weights dropped from the output."""
     check_dropout(dropout)
     t = call.inputs
-    # Without values, so not by the layout that a remembered call has for them.
-    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0]), layout=None), key_mass=key_mass)
+    # Without values, so not by the layout that a remembered call has for them. In the same backend as the
+    # kept weights: a share of two sums has digits if both round their scores alike.
+    call = replace(call, settings=_torch_on_cpu(call.settings), layout=None)
+    whole = run(replace(call, inputs=t._replace(value=t.value[..., :0])), key_mass=key_mass)
     starts = torch.tensor([[0, t.query.shape[-2]], [0, t.key.shape[-2]]], device=t.query.device)
     return drop(call, whole, starts[0], starts[1], dropout, seed)
+
+
+def _torch_on_cpu(settings: Settings) -> Settings:
+    return replace(settings, backend="tiled") if settings.backend == "cpu" else settings
 
 
 def check_dropout(dropout: float) -> None:
@@ -109,8 +115,7 @@ def drop(
 
     where o' and G' belong to the kept keys, G to all. The starts of sequences are those of ``plan.py``.
     """
-    t, settings = call.inputs, call.settings
-    settings = replace(settings, backend="tiled") if settings.backend == "cpu" else settings
+    t, settings = call.inputs, _torch_on_cpu(call.settings)
     device, lead = t.query.device, t.query.dim() - 3
     drawn = torch.randint(2**31, (), device=device) if seed is None else _seed(seed, device)
     made = plan.make(query_starts, key_starts[:-1], key_starts[1:], drawn, dropout)[(None,) * lead]

@@ -147,15 +147,14 @@ def _without_each(s: Tensor, K: int, v: Tensor, nothing: Tensor, g: Tensor | Non
     else:
         change = (g * o).sum(-1, keepdim=True) - g @ v[:K].mT
     change.mul_(p).div_(1 - p)
-    heaviest = p.max(-1)
-    row = (heaviest.values > 0.5).nonzero()[:, 0]
+    row = (p.amax(-1) > 0.5).nonzero()[:, 0]
     lost = p.neg().log1p_()
-    at, some = heaviest.indices[row], s[row]
+    (most, at), some = p[row].max(-1), s[row]
     some = some - some.amax(-1, keepdim=True)
     others = some.scatter(-1, at[:, None], -torch.inf)
     only = (others == -torch.inf).all(-1)
     rest = torch.where(only[:, None], nothing, weights_of(others) @ v)
-    moved = heaviest.values[row][:, None] * (rest - v[at])
+    moved = most[:, None] * (rest - v[at])
     change[row, at] = moved.norm(dim=-1) if g is None else (g[row] * moved).sum(-1)
     lost[row, at] = torch.where(only, 0.0, others.logsumexp(-1) - some.logsumexp(-1))
     return change, lost.sum(0), lost.new_zeros(K).index_add_(0, at, only.to(lost.dtype))

@@ -45,7 +45,8 @@ def weights_of(s: Tensor) -> Tensor:
     if not s.shape[-1]:
         return s
     p = s.softmax(-1)  # NaN in all of a row that sees nothing
-    return p.masked_fill((s[:, :1] == -torch.inf) & p[:, :1].isnan(), 0.0)
+    dead = (s[:, :1] == -torch.inf) & p[:, :1].isnan()
+    return p if is_concrete(dead) and not bool(dead.any()) else p.masked_fill(dead, 0.0)
 
 
 def _head(x: Tensor, index: tuple[int, ...], heads: int) -> Tensor:

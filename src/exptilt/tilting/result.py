@@ -148,7 +148,8 @@ def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
     """
     parts = [] if parts is None or isinstance(parts, AttentionResult) else list(parts)
     if not parts or not all(isinstance(part, AttentionResult) for part in parts):
-        raise ArgumentError("merge: parts are no results. Pass a list with at least one result of attend.")
+        got = "something else" if parts else "no parts"
+        raise ArgumentError(f"merge: got {got}. Pass a list with at least one result of attend.")
     shapes = {tuple(part.output.shape) for part in parts}
     if len(shapes) > 1:
         hint = "Merge results of the same queries, with values of one dimension."
