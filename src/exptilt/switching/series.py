@@ -25,7 +25,7 @@ Values: TypeAlias = (
 
 @dataclass(eq=False)
 class Data:
-    """Series end to end, and how they came."""
+    """All series end to end in one array, and the layout in which they were given."""
 
     given: torch.Tensor | np.ndarray  # (rows, m), float64; a tensor keeps its graph
     starts: np.ndarray  # (B + 1,), the row each series begins at, and the number of rows

@@ -1,11 +1,10 @@
 """Edits of attention while a model runs, against weights that are written out and outputs put in by hand."""
 
-import numpy as np
 import pytest
 import torch
 
 import exptilt as xt
-from exptilt._support.errors import ArgumentError
+from exptilt._support.errors import ArgumentError, ExptiltWarning
 from oracles import tiny_models as models
 
 IDS = torch.randint(3, 61, (2, 11), generator=torch.Generator().manual_seed(0))
@@ -54,7 +53,8 @@ def test_zero_is_the_projection_without_the_head(name):
     found, calls = run(model, edit=xt.lens.edits.zero([(1, 2)]))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert (calls[1].tilted.output[:, 2] == 0).all()
-    untouched, _ = run(model, edit=lambda call: None)
+    with pytest.warns(ExptiltWarning, match="changed no call"):
+        untouched, _ = run(model, edit=xt.lens.edits.zero([(2, 0)]))
     assert not torch.allclose(found, untouched, atol=1e-4)
 
 
@@ -93,34 +93,61 @@ def test_bad_edits():
     ):
         with pytest.raises(ArgumentError, match=said):
             run(model, edit=edit)
-    with pytest.raises(ArgumentError, match="calls of another run"):
-        edits.freeze([])
+    for wrong, said in (
+        (lambda: edits.freeze([]), "calls of another run"),
+        (lambda: edits.resample([*calls, *calls]), "several runs"),
+        (lambda: edits.zero((0, 1)), "pairs of layer and head"),
+        (lambda: xt.lens.watch(model, edit=edits.zero(), verify=True), "together with edit"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            wrong()
     layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     x = torch.randn(1, 3, 8)
     with pytest.raises(ArgumentError, match="cannot be edited"), xt.lens.watch(layer, edit=edits.zero()):
         layer(x, x, x)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_ablation_and_patching_are_single_runs(name):
-    model = models.make(name)
-    inputs = {"input_ids": IDS}
+def test_edits_of_an_outer_watch_come_first():
+    model, edits = models.make("gpt2"), xt.lens.edits
+    both, _ = run(model, edit=edits.zero([(0, 1), (1, 2)]))
+    with xt.lens.watch(model, edit=edits.zero([(0, 1)])):
+        inside, calls = run(model, edit=edits.zero([(1, 2)]))
+        single, _ = run(model)
+    torch.testing.assert_close(inside, both)
+    assert (calls[0].tilted.output[:, 1] == 0).all()
+    assert not torch.allclose(single, run(model)[0], atol=1e-4)
 
-    def measure(output, inputs):
-        return output[0].flatten(1).norm(dim=1)
 
-    found = xt.lens.edits.ablate(model, inputs, measure=measure, progress=False)
-    plain, _ = run(model)
-    for place in ((0, 1), (1, 3)):
-        cut, _ = run(model, edit=xt.lens.edits.zero([place]))
-        apart = (cut.flatten(1).norm(dim=1) - plain.flatten(1).norm(dim=1)).double()
-        assert found.effect[place] == pytest.approx(float(apart.mean()), rel=1e-3, abs=1e-5)
-        assert found.error[place] == pytest.approx(float(apart.std() / 2**0.5), rel=1e-3, abs=1e-5)
-    frame = found.to_frame()
-    assert len(frame) == 8
-    assert (frame.low <= frame.effect).all()
-    same = xt.lens.edits.patch(model, inputs, inputs, measure, progress=False)
-    np.testing.assert_allclose(same.effect, 0, atol=1e-4)
-    by_default = xt.lens.edits.ablate(model, inputs, how="mean", progress=False)
-    assert np.isfinite(by_default.effect).all()
-    assert not any("forward" in vars(module) for module in model.modules())
+def test_a_checkpointed_layer_is_not_edited_otherwise_when_it_runs_again():
+    model = models.make("gpt2").train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    refused = pytest.raises(ArgumentError, match="gradient_checkpointing_disable")
+    with refused, xt.lens.watch(model, edit=xt.lens.edits.zero([(0, 1)])):
+        model(IDS, labels=IDS).loss.backward()
+
+
+def test_padding_in_patterns_and_means():
+    model = models.make("llama")
+    real = torch.ones_like(IDS)
+    real[1, :4] = 0
+    calls = []
+    with torch.no_grad(), xt.lens.watch(model, observe=calls.append):
+        model(IDS, attention_mask=real)
+    pattern = calls[0].pattern(1, item=1)
+    assert (pattern[:4] == 0).all()
+    torch.testing.assert_close(pattern[4:].sum(-1), torch.ones(7))
+    now = []
+    edit = xt.lens.edits.mean([(0, 1)])
+    with torch.no_grad(), xt.lens.watch(model, edit=edit, observe=now.append):
+        model(IDS, attention_mask=real)
+    wanted = calls[0].tilted.output[1, 1, 4:].mean(0)
+    torch.testing.assert_close(now[0].tilted.output[1, 1, 7], wanted)
+
+
+def test_edits_while_generating_with_a_cache():
+    model = models.make("llama")
+    asked = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    with torch.no_grad(), xt.lens.watch(model, edit=xt.lens.edits.zero([(1, 2), (0, 0)])):
+        found = model.generate(IDS, **asked)
+        whole = model(found.sequences).logits[:, 10:-1]
+    torch.testing.assert_close(torch.stack(found.logits, 1), whole, rtol=1e-4, atol=1e-4)

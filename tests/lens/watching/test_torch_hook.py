@@ -337,6 +337,63 @@ def test_a_softmax_whose_batch_cannot_be_told_is_refused():
             return self.part(*given)
 
     model, given = Listed(), [torch.randn(3, 5, 16), torch.ones(3, 5).bool()]
-    refused = pytest.raises(ArgumentError, match="how many of these are batch items")
+    refused = pytest.raises(ArgumentError, match="tells them apart")
     with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
         model(given)
+
+
+class HeadsOutside(nn.Module):
+    """Attention over scores (heads · batch, n, n), which `apart` takes apart again."""
+
+    def __init__(self, apart):
+        super().__init__()
+        self.num_heads, self.apart = 4, apart
+
+    def forward(self, x):
+        q = torch.cat(x.chunk(4, -1))
+        return self.apart(torch.bmm(torch.softmax(torch.bmm(q, q.mT), -1), q))
+
+
+def test_heads_outside_of_the_batch_are_refused():
+    x = torch.randn(3, 5, 16, generator=generator())
+    for apart in (lambda y: y.view(4, 3, 5, 4), lambda y: y.chunk(4), lambda y: torch.split(y, 3)):
+        model = HeadsOutside(apart)
+        refused = pytest.raises(ArgumentError, match="heads outside of the batch")
+        with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
+            model(x)
+    refused = pytest.raises(ArgumentError, match="as many batch items as heads")
+    with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
+        model(x[:1].expand(4, 5, 16))
+
+
+class ProductAttention(nn.Module):
+    """The inner part of attention, which is given queries (batch · heads, n, dim)."""
+
+    def forward(self, q):
+        return torch.bmm(torch.softmax(torch.bmm(q, q.mT), -1), q)
+
+
+class Outer(nn.Module):
+    """Attention whose softmax is in a part that does not know the batch."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.part, self.heads = ProductAttention(), heads
+
+    def forward(self, x):
+        n = x.shape[-2]
+        return self.part(x.reshape(-1, n, self.heads, 4).transpose(1, 2).flatten(0, 1))
+
+
+def test_inputs_that_disagree_about_the_batch_are_refused():
+    model = Outer(4)
+    model.part.num_heads = 5  # of 12 rows that are 3 batch items: no whole number of them
+    x = torch.randn(3, 5, 16, generator=generator())
+    refused = pytest.raises(ArgumentError, match="tells them apart")
+    with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
+        model(x)
+    del model.part.num_heads
+    with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
+        model(x)  # 12 items for the part, 3 for the model
+    with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
+        model(x[0, :4])  # 4 tokens of 16, or 4 texts of 16 tokens

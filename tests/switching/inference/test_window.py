@@ -99,6 +99,8 @@ def test_counts_of_laws():
     model, y = _model(M=3)
     kept = {m: model.filter(y, method=m).laws_kept for m in ("gpb1", "gpb2", "imm", "gpb3", "gpb5", "exact")}
     assert kept == {"gpb1": 1, "gpb2": 3, "imm": 3, "gpb3": 9, "gpb5": 81, "exact": 3**7}
+    updated = {m: model.online(method=m).laws_updated for m in ("gpb1", "imm", "gpb2")}
+    assert updated == {"gpb1": 3, "imm": 3, "gpb2": 9}
 
 
 def test_batches_inputs_and_the_last_step():

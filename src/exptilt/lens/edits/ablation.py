@@ -5,11 +5,13 @@ For text t and head h, with ℓ_t the loss of the model as it is and ℓ_{t,h} t
     effect_h = mean_t (ℓ_{t,h} − ℓ_t) ± 1.96 · standard error over texts,
 
 each text beside itself. The blocks before a head's own do not feel its change, so they run once: what they
-gave is kept, and given again.
+gave is kept, and given again. Where that does not give the model's own output (later blocks may read the
+cache that earlier ones fill), all blocks run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +75,8 @@ def ablate(
         inputs: its keyword arguments, a batch of texts.
         how: "zero", or "mean": the head writes its mean over the text.
         measure: of the model's output and the inputs, ``(batch,)``, one number a text. By default the
-            next-token loss in nats; of a model that predicts no tokens, the relative change of its first
-            output.
+            next-token loss in nats; of a model that does not predict the next token, the relative change of
+            its logits, or of its first output.
         progress: show a progress bar; None shows one where it takes long.
 
     Example:
@@ -121,83 +123,133 @@ def _effects(
     progress: bool | None,
 ) -> Effects:
     heads: dict[int, int] = {}
+    causal = True
 
     def count(call: AttentionCall) -> None:
+        nonlocal causal
         if call.step:
-            raise ArgumentError(f"ablate: layer {call.layer} attends more than once in a forward pass.")
+            raise ArgumentError(
+                f"edits: layer {call.layer} attends more than once in a forward pass, so a head has no "
+                "single output to take away. "
+                "Use watch(model, edit=...) with a function that picks the call."
+            )
         heads[call.layer] = call.query.shape[1]
+        ahead = 1 + call.key.shape[2] - call.query.shape[2]
+        causal = causal and (call.kind == "cross" or not call.pattern(0).triu(ahead).any())
+
+    def run() -> Any:  # on copies of what is not a tensor, since a cache grows with every call
+        return model(**{name: x if isinstance(x, Tensor) else deepcopy(x) for name, x in inputs.items()})
+
+    def measured(output: Any) -> Tensor:
+        assert measure is not None
+        found = measure(output, inputs)
+        if not isinstance(found, Tensor) or found.dim() != 1 or not found.isfinite().all():
+            got = f"{found!r:.100}"
+            raise ArgumentError(
+                f"edits: measure must give one finite number a text, a tensor (batch,). Got {got}. "
+                "The loss of a text of one token is not finite: leave such texts out."
+            )
+        return found.double()
 
     with evaluating(model), torch.no_grad():
-        with (
-            watch(model, observe=count) as seen,
-            _Prefix(model, list(seen.modules.layer_names().values())) as kept,
-        ):
-            output = model(**inputs)
-        measure = _default(model, output, inputs) if measure is None else measure
-        base = measure(output, inputs).double()
-        places = [(layer, head) for layer in sorted(heads) for head in range(heads[layer])]
+        with watch(model, observe=count) as seen, _Prefix(model) as kept:
+            output = run()
+        measure = _default(model, output, inputs, causal) if measure is None else measure
+        names, base, whole = seen.modules.layer_names(), measured(output), _main(output)
         effect, error = np.full((2, max(heads) + 1, max(heads.values())), np.nan)
-        for layer, head in track(places, "heads", show=progress):
-            with kept.given_again(seen.modules.layer_names()[layer]), watch(model, edit=edit((layer, head))):
-                apart = measure(model(**inputs), inputs).double() - base
-            effect[layer, head] = float(apart.mean())
-            if len(apart) > 1:
-                error[layer, head] = float(apart.std() / len(apart) ** 0.5)
+        for layer in track(sorted(heads), "layers", show=progress):
+            before = kept.before(names[layer])
+            if before and not kept.repeats(before, run, whole):
+                before = []
+            for head in range(heads[layer]):
+                with kept.given_again(before), watch(model, edit=edit((layer, head))):
+                    apart = measured(run()) - base
+                effect[layer, head] = float(apart.mean())
+                if len(apart) > 1:
+                    error[layer, head] = float(apart.std() / len(apart) ** 0.5)
     return Effects(effect, error, float(base.mean()))
 
 
 class _Prefix:
     """The outputs of the blocks of one run, to be given again up to a block."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str]):
-        found = dict.fromkeys(block for name in names if (block := block_of(model, name)) is not None)
-        self._model, self._order, self._outputs = model, list(found), dict[str, Any]()
+    def __init__(self, model: nn.Module):
+        self._model, self._ran, self._outputs = model, list[str](), dict[str, Any]()
         self._hooks = ExitStack()
 
     def __enter__(self) -> "_Prefix":
-        for name in self._order:
-            handle = self._model.get_submodule(name).register_forward_hook(
-                lambda _, args, output, name=name: self._outputs.__setitem__(name, output)
-            )
+        lists = [(name, x) for name, x in self._model.named_modules() if isinstance(x, nn.ModuleList)]
+        for name, module in ((f"{name}.{i}", x) for name, blocks in lists for i, x in enumerate(blocks)):
+            handle = module.register_forward_hook(lambda *given, name=name: self._keep(name, given[-1]))
             self._hooks.callback(handle.remove)
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._hooks.close()
 
-    @contextmanager
-    def given_again(self, name: str) -> Iterator[None]:
-        """Have the blocks before that of a module give what they gave, without running."""
+    def _keep(self, name: str, output: Any) -> None:
+        self._ran.append(name)
+        self._outputs[name] = output
+
+    def before(self, name: str) -> list[str]:
+        """Blocks that ran once, and ended before the block of a module did."""
         own = block_of(self._model, name)
-        before = self._order[: self._order.index(own)] if own in self._order else []
+        first = self._ran[: self._ran.index(own)] if own in self._ran else []
+        return [block for block in first if self._ran.count(block) == 1]
+
+    @contextmanager
+    def given_again(self, blocks: Sequence[str]) -> Iterator[None]:
+        """Have some blocks give what they gave, without running."""
         with ExitStack() as restore:
-            for block in before:
+            for block in blocks:
                 module = self._model.get_submodule(block)
+                if "forward" in vars(module):  # put there by another hand
+                    restore.callback(setattr, module, "forward", module.forward)
+                else:
+                    restore.callback(delattr, module, "forward")
                 module.forward = lambda *_, output=self._outputs[block], **__: output
-                restore.callback(delattr, module, "forward")
             yield
 
+    def repeats(self, blocks: Sequence[str], run: Callable[[], Any], whole: Tensor) -> bool:
+        """Whether the model still gives its output `whole` when some blocks do not run."""
+        try:
+            with self.given_again(blocks), watch(self._model):
+                found = _main(run())
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return False  # a later block misses something that these leave behind
+        return torch.allclose(found, whole, rtol=1e-5, atol=1e-6 * float(whole.abs().max()))
 
-def _default(model: nn.Module, output: Any, inputs: Mapping[str, Any]) -> Measure:
-    """Next-token loss of each text, or the relative change of the model's first output."""
-    ids, logits, real = inputs.get("input_ids"), getattr(output, "logits", None), inputs.get("attention_mask")
-    if isinstance(ids, Tensor) and logits is not None and logits.shape[:2] == ids.shape:
-        use = torch.ones_like(ids) if real is None else real
+
+def _main(output: Any) -> Tensor:
+    """The logits of a model's output, or else its first tensor that is more than a number."""
+    parts = output.to_tuple() if hasattr(output, "to_tuple") else output
+    parts = [getattr(output, "logits", None), *(parts if isinstance(parts, tuple | list) else [parts])]
+    return next(x for x in parts if isinstance(x, Tensor) and x.dim() > 0)
+
+
+def _default(model: Any, output: Any, inputs: Mapping[str, Any], causal: bool) -> Measure:
+    """Next-token loss of each text, or the relative change of the model's logits or first output."""
+    base, which = _main(output), "decoder_" if "decoder_input_ids" in inputs else ""
+    ids, real = inputs.get(f"{which}input_ids"), inputs.get(f"{which}attention_mask")
+    use = torch.ones(base.shape[:2], device=base.device)
+    use = real.to(base.dtype) if isinstance(real, Tensor) and real.shape == base.shape[:2] else use
+    head = getattr(model, "get_output_embeddings", lambda: None)() is not None
+    if head and not which and getattr(model.config, "is_encoder_decoder", False):
+        raise ArgumentError("edits: give an encoder and decoder its decoder_input_ids, or pass a measure.")
+    if head and (causal or which) and isinstance(ids, Tensor) and base.shape[:2] == ids.shape:
+        both = use[:, 1:] * use[:, :-1]
 
         def loss(output: Any, _: Mapping[str, Any]) -> Tensor:
             wrong = nn.functional.cross_entropy(
                 output.logits[:, :-1].mT.float(), ids[:, 1:], reduction="none"
             )
-            return (wrong * use[:, 1:]).sum(1) / use[:, 1:].sum(1)
+            return (wrong * both).sum(1) / both.sum(1)
 
         return loss
-    base = output[0].detach()
-    use = torch.ones(base.shape[:2], device=base.device) if real is None else real.to(base.dtype)
 
-    def change(output: Any, _: Mapping[str, Any]) -> Tensor:
-        def size(x: Tensor) -> Tensor:
-            return (x.flatten(2).square().sum(-1) * use).sum(1).sqrt()
+    def size(x: Tensor) -> Tensor:
+        return (
+            (x.flatten(2).square().sum(-1) * use).sum(1).sqrt() if x.dim() > 2 else x.flatten(1).norm(dim=1)
+        )
 
-        return size(output[0] - base) / size(base)
-
-    return change
+    return lambda output, _: size(_main(output) - base) / size(base)

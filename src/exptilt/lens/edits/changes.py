@@ -15,6 +15,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.tilting import attend
+from exptilt.tilting.problem import wide_dtype
 
 Heads = Collection[tuple[int, int]] | None
 Edit = Callable[[AttentionCall], Tensor | None]
@@ -33,7 +34,8 @@ def mean(heads: Heads = None) -> Edit:
         if real is None:
             return output.mean(2, keepdim=True).expand_as(output)
         use = real[:, None, :, None].to(output.dtype)
-        return ((output * use).sum(2, keepdim=True) / use.sum(2, keepdim=True)).expand_as(output)
+        total = (output * use).sum(2, keepdim=True, dtype=wide_dtype(output.dtype))
+        return (total / use.sum(2, keepdim=True).clamp(min=1)).expand_as(output)
 
     return _replacing(heads, average)
 
@@ -76,6 +78,8 @@ def knock_out(edges: Collection[tuple[int, int]], heads: Heads = None) -> Edit:
 
 def _replacing(heads: Heads, new: Callable[[AttentionCall], Tensor]) -> Edit:
     """An edit that takes the chosen heads from `new`, and the others as they are."""
+    if heads is not None and not all(isinstance(place, tuple | list) and len(place) == 2 for place in heads):
+        raise ArgumentError(f"edit: heads are pairs of layer and head, as in [(4, 11)]. Got {heads!r:.100}.")
 
     def edit(call: AttentionCall) -> Tensor | None:
         output, count = call.tilted.output, call.query.shape[1]
@@ -96,7 +100,10 @@ def _by_layer(name: str, calls: Sequence[AttentionCall]) -> dict[tuple[int, int]
         raise ArgumentError(
             f"{name}: pass the calls of another run: calls = []; watch(model, observe=calls.append)."
         )
-    return {(call.layer, call.step): call for call in calls}
+    found = {(call.layer, call.step): call for call in calls}
+    if len(found) < len(calls):
+        raise ArgumentError(f"{name}: the calls are of several runs. Pass those of one watch.")
+    return found
 
 
 def _matching(

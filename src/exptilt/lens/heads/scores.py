@@ -69,8 +69,9 @@ class Scores:
 
     def weights(self, log_normalizer: Tensor, rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Attention ``(head, row, key)``, block by block, with its rows; G is ``(head, query)``."""
+        G = log_normalizer.masked_fill(log_normalizer == -torch.inf, 0.0)  # of a query that sees no key
         for here, score, log_weight in self.blocks(rows):
-            yield here, torch.exp(score + log_weight - log_normalizer[:, here, None].to(score.dtype))
+            yield here, torch.exp(score + log_weight - G[:, here, None].to(score.dtype))
 
     def pooled(self, log_normalizer: Tensor, cells: Tensor) -> Tensor:
         """Attention among cells ``(head, cell, cell)``: mean over a cell's queries, sum over its keys.

@@ -160,6 +160,7 @@ class Intercepted:
     by_softmax: dict[nn.Module | None, None] = field(default_factory=dict)  # modules that attend by softmax
     shapes: dict[nn.Module | None, torch.Size] = field(default_factory=dict)  # of what modules were given
     before_attention: Callable[[], object] = lambda: None  # called before attention is computed
+    edit: Callable[[Request, AttentionResult], AttentionResult] | None = None  # changes finished calls
     thread: int = 0  # in which the model is taken over; calls from others are not its own
 
     def __post_init__(self) -> None:
@@ -183,6 +184,11 @@ class Intercepted:
             return self.attend(request)
         finally:
             self.busy = False
+
+    def edited(self, request: Request, tilted: AttentionResult) -> AttentionResult:
+        """A finished call with the edits of all interceptions around it, the outermost first."""
+        tilted = tilted if self.outer is None else self.outer.edited(request, tilted)
+        return tilted if self.edit is None else self.edit(request, tilted)
 
     def mark_attended(self) -> None:
         """Note that attention was seen, for the interceptions around this one too."""

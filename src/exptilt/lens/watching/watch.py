@@ -60,11 +60,16 @@ class Watch:
         self.wanted = wanted
         attend, look_at = uncast(self._attend), uncast(self._look_at)
         self.intercepted = Intercepted(model, attend, look_at, self._note, softmax=wanted.softmax)
+        self.intercepted.edit = None if wanted.edit is None else self._edited
         self.modules = self.intercepted.modules
         self._interception = Interception(self.intercepted)
         self._verification = Verification(self._interception) if wanted.verify else None
         self._steps: dict[int, int] = {}  # calls so far by layer
         self._seen: set[nn.Module | None] = set()
+        self._changed = False  # whether `edit` has changed a call
+
+    def __repr__(self) -> str:
+        return f"<Watch of {self.intercepted.name}: {len(self.record.calls)} attention calls; read .record>"
 
     @never_compiled
     def __enter__(self) -> "Watch":
@@ -104,6 +109,9 @@ class Watch:
             what = "was not called inside the watch, by the thread that opened it, or has no attention"
             what = "ran, but no attention of it came by" if seen.ran else what
             raise NothingSeenError(f"watch: {self.intercepted.name} {what}. {_KNOWN}")
+        if self.wanted.edit is not None and not self._changed:
+            text = f"watch: edit changed no call of {self.intercepted.name}. Layers are numbered from 0."
+            warnings.warn(text, ExptiltWarning, stacklevel=3)
 
     def _within(self, module: nn.Module) -> bool:
         """Whether attention was seen in a module, or in a part of it if the module is a stranger."""
@@ -123,14 +131,19 @@ class Watch:
             name = self.modules.name(r.module)
             problem.add_note(f"(in attention of {self.intercepted.name}, module {name!r})")
             raise
-        if self.wanted.edit is not None and (r.module is None or r.module in self.modules):
-            tilted = self._edited(r, tilted)
+        tilted = self.intercepted.edited(r, tilted)
         self._note(r, tilted)
         return tilted.output
 
     def _edited(self, r: Request, tilted: AttentionResult) -> AttentionResult:
         """The result of a call with the output that `edit` puts in its place."""
-        assert self.wanted.edit is not None
+        if self.wanted.edit is None or (r.module is not None and r.module not in self.modules):
+            return tilted
+        if in_backward():
+            raise ArgumentError(
+                f"watch: {self.modules.name(r.module)!r} runs again in the backward pass, where it cannot be "
+                "edited the same way. Call model.gradient_checkpointing_disable()."
+            )
         layer = self.modules.number(r.module, self.intercepted.turns(r.module, r.kind))
         place = (layer, self.modules.name(r.module), r.module, r.kind, self._steps.get(layer, 0))
         real = (r.visible.real_query, r.visible.real_key)
@@ -138,6 +151,7 @@ class Watch:
         found = self.wanted.edit(seen)
         if found is None:
             return tilted
+        self._changed = True
         if not isinstance(found, Tensor) or found.shape != tilted.output.shape:
             got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise ArgumentError(
@@ -242,5 +256,9 @@ def watch(
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model."
+        )
+    if verify and edit is not None:
+        raise ArgumentError(
+            "watch: verify compares with the model as it is; leave it out together with edit."
         )
     return Watch(model, Wanted(per_token, key_mass, observe, keep_graph, check, softmax, verify, edit))

@@ -32,7 +32,7 @@ COMPILED = FITTED | {NormalInverseWishart: 3}
 
 
 class Passed(NamedTuple):
-    """What a pass leaves, a row for each observation: ``(rows, ...)``."""
+    """Results of a pass, a row for each observation: ``(rows, ...)``."""
 
     terms: Tensor
     log_level: Tensor
@@ -185,7 +185,7 @@ def kim_mixing(before: Tensor, log_transition: Tensor) -> Tensor:
 
 
 def impossible(what: str, step: int, y: Tensor) -> str:
-    """What is said where no mode is left."""
+    """Error message for an observation that has probability 0 in every mode."""
     return f"SwitchingFamily.{what}: at step {step} no mode can give y = {y.tolist()}."
 
 

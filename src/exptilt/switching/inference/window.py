@@ -130,7 +130,7 @@ def merged_smoothing(problem: Problem, probability: Any, mean: Any, cov: Any) ->
 
 
 def _shares(score: Any) -> tuple[Any, Any]:
-    """Log-sums over axis 1, and what of them each entry is; where all are −inf, equal shares."""
+    """Log-sums over axis 1, and the share of each entry in them; equal shares where all are −inf."""
     xp: Any = torch if isinstance(score, torch.Tensor) else np
     top = xp.amax(score, 1)[:, None]
     top = xp.where(xp.isinf(top), 0.0, top)

@@ -225,7 +225,7 @@ def judge(
     firm: bool,
     trace: list[float],
 ) -> tuple[End, np.ndarray | None]:
-    """What the curvature at `point` says; and a better point from which to go on, if it shows one."""
+    """Status of `point` by its curvature, and a better point to continue from if there is one."""
     value, slope = evaluate(point)
     k = len(point)
     at_floor = point <= low + 1e-9 * np.maximum(1.0, np.abs(point))

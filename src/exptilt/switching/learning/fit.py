@@ -82,7 +82,9 @@ def fit_model(
             'Use method="mle".'
         )
     if chain.initial == "stationary" and learn_initial:
-        raise ArgumentError('fit: learn_initial=True and initial="stationary" exclude each other.')
+        raise ArgumentError(
+            'fit: learn_initial=True and initial="stationary" exclude each other. Pass one of them.'
+        )
     held = {name: tied.get(name, False) | mask for name, mask in chain.held(plain(base.transition)).items()}
     scales, deviations = units(values, data.rows, u.numpy())
     free = choose(values, fixed, shared, learn_initial, tied | held, scales)

@@ -34,7 +34,7 @@ Bounds = Mapping[str, tuple[float, float]]
 
 
 class Free:
-    """What is learned of named arrays, and the numbers that stand for it.
+    """Free entries of named arrays, and the vector of real numbers that stands for them.
 
     Attributes:
         masks: for each parameter with something free, True at its free entries.

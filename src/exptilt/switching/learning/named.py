@@ -23,7 +23,7 @@ Options = tuple[int, int, Fixed | None, str | Sequence[str]]  # starts, seed, fi
 
 @dataclass(frozen=True)
 class Named:
-    """Named parameters of a fit, what is learned of them, and what constraints say.
+    """Named parameters of a fit, which of them are learned, and their constraints.
 
     Attributes:
         values: ``(M, ...)`` arrays by name, the start.
@@ -54,7 +54,7 @@ class Named:
 def pulled(
     function: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], given: Arrays
 ) -> tuple[Arrays, Callable[[Arrays], Arrays]]:
-    """What torch's function makes of arrays, and the function that takes derivatives in it back to them."""
+    """Value of a torch function of arrays, and the function that pulls derivatives back to them."""
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
     made = function(leaves)
 
@@ -78,7 +78,7 @@ def name_parameters(
     scales: Mapping[str, np.ndarray],
     leans: Mapping[tuple[str, str], np.ndarray] | None = None,
 ) -> Named:
-    """Put fixed values in, and find out what is left to learn; `held` marks entries that never are.
+    """Named parameters with the fixed values put in; `held` marks entries that are never learned.
 
     `scales` say how far starts are drawn apart, in units of the parameter; `leans` are as in `Free`.
     """
@@ -190,7 +190,7 @@ def check_switching(
 
 
 def even_transition(regimes: int, stay: float = 0.88) -> np.ndarray:
-    """A chain that stays, and goes anywhere else alike."""
+    """Transition matrix that mostly stays, with equal probabilities of the other regimes."""
     if regimes == 1:
         return np.ones((1, 1))
     return np.where(np.eye(regimes, dtype=bool), stay, (1 - stay) / (regimes - 1))

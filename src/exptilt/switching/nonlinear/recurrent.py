@@ -52,7 +52,7 @@ class Tilted(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the filter leaves of one series: after each step, and on the way to it."""
+    """Filter results of one series: laws after each step, and tilted laws before it."""
 
     terms: np.ndarray
     log_mode: np.ndarray
@@ -103,7 +103,9 @@ class RecurrentSwitching:
             raise _check.refuse(f"recurrence has shape {R.shape}. Pass {wanted}: a row a mode.")
         _check.finite("recurrence", R)
         if self.model.maps is not None:
-            raise _check.refuse("modes read each other's states through maps, which is not known here.")
+            raise _check.refuse(
+                "the model has maps between modes, which are not supported here. Pass a model without maps."
+            )
         object.__setattr__(self, "recurrence", R)
 
     @property

@@ -158,7 +158,7 @@ def as_row(step: Stepped) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class DiffuseMoves:
-    """What `step.step` needs to know of diffuse laws, at one step of a series."""
+    """Operations on diffuse laws for `step.step`, at one step of a series."""
 
     own: Matrices
     now: list[torch.Tensor]
