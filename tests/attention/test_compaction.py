@@ -86,6 +86,10 @@ def test_fresh_keys_join_exactly(method):
         ({"queries": torch.zeros(3, 5, 8, dtype=F64)}, "a multiple of 2 heads"),
         ({"value": torch.zeros(2, 95, 8, dtype=F64)}, "one value for each key"),
         ({"key": torch.full((2, 96, 8), torch.nan, dtype=F64)}, "key"),
+        ({"value": torch.zeros(2, 96, 8)}, "the same dtype"),
+        ({"log_weight": torch.zeros(5, dtype=F64)}, "log_weight is"),
+        ({"log_weight": torch.full((2, 96), -torch.inf, dtype=F64)}, "hides all keys"),
+        ({"log_weight": torch.full((2, 96), torch.nan, dtype=F64)}, "log_weight"),
     ],
 )
 def test_bad_input(change, message):
@@ -94,3 +98,25 @@ def test_bad_input(change, message):
         xt.compact(**{"key": k, "value": v, "budget": 10, "queries": q} | change)
     with pytest.raises(ArgumentError, match="causal"):
         xt.compact(k, v, 10, q).attend(q, causal=True)
+    with pytest.raises(ArgumentError, match="top"):
+        xt.compact(k, v, 10, q).with_fresh(q, k, v, top=2)
+
+
+@pytest.mark.parametrize("shift", [-900.0, 900.0])
+def test_a_constant_in_the_log_weights_only_moves_them(shift):
+    q, _, k, v = clustered()
+    plain, moved = (
+        xt.compact(k, v, 10, q, log_weight=torch.full((2, 96), x, dtype=F64)) for x in (0.0, shift)
+    )
+    torch.testing.assert_close(moved.log_weight - shift, plain.log_weight)
+    torch.testing.assert_close(moved.error, plain.error)
+
+
+def test_a_softcap_holds_for_compact_and_later_keys():
+    q, later, k, v = clustered()
+    few = xt.compact(k, v, k.shape[1], q)
+    fresh = torch.ones(2, later.shape[1], 8, dtype=F64)
+    seen = torch.ones(later.shape[1], k.shape[1] + fresh.shape[1], dtype=torch.bool).tril(k.shape[1])
+    want = xt.attend(later, torch.cat([k, fresh], 1), torch.cat([v, fresh], 1), softcap=0.5, mask=seen)
+    torch.testing.assert_close(few.with_fresh(later, fresh, fresh, softcap=0.5).output, want.output)
+    assert not xt.compact(k, 0 * v, 10, q).error.any()

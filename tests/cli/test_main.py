@@ -139,7 +139,7 @@ def test_with_base_dependencies_the_extra_is_named_first(capsys, monkeypatch):
     monkeypatch.setattr(arguments, "find_spec", lambda name: None if name == "transformers" else name)
     monkeypatch.setattr(main, "in_checkout", lambda: False)
     assert main.main([]) == 2
-    ready, waiting = capsys.readouterr().out.split("With more packages:")
+    ready, waiting = capsys.readouterr().out.split("After installing more packages:")
     assert "exptilt claims" in ready
     assert "exptilt switch" in ready
     assert "exptilt report" not in ready

@@ -253,7 +253,7 @@ def test_control_c_leaves_no_page_and_a_rerun_goes_on(tiny, tmp_path):
     stopped = subprocess.run([*program, *words], capture_output=True, text=True, check=False)
     assert stopped.returncode == 130, stopped.stderr
     assert stopped.stdout == ""
-    assert "run the same command again to go on" in stopped.stderr
+    assert "run the same command again to continue" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert os.listdir(out) == [".measured"]
     kept = {path.name: path.stat().st_mtime_ns for path in (out / ".measured").iterdir()}

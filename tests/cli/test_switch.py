@@ -219,7 +219,7 @@ def test_lags_and_shades(tmp_path, capsys):
     assert main(["switch", str(path), *words, "--forecast", "2", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "model 'autoregression' with 1 lag" in said
-    assert "30 rows are shaded as asked; regime 1 (high) is the likeliest in 100 % of them" in said
+    assert "30 rows are shaded; regime 1 (high) is the likeliest in 100 % of them" in said
     assert "quarters; this one has lasted" in said
     assert "2012Q3" in said
     assert "level[regime_{t" in (tmp_path / "out" / "index.html").read_text()

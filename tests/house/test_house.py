@@ -63,7 +63,10 @@ def test_no_line_of_python_is_too_wide():
     assert [line for path in paths for line in checks.too_wide((ROOT / path).read_text("utf-8"), path)] == []
 
 
-NATIVE = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "csrc").glob("*.[ch]pp"))}
+CSRC = ROOT / "csrc"
+NATIVE = {
+    path.relative_to(CSRC).as_posix(): path.read_text("utf-8") for path in sorted(CSRC.rglob("*.[ch]pp"))
+}
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -92,6 +95,7 @@ def test_nothing_imports_in_circles(folder):
 
 def test_no_folder_is_crowded():
     assert checks.crowded(SOURCES) == []
+    assert checks.crowded(NATIVE) == []
 
 
 def test_tests_are_named_after_what_they_test():

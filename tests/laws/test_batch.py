@@ -90,7 +90,7 @@ def test_errors_say_what_was_got() -> None:
         h[7]
     with pytest.raises(IndexError, match=r"Poisson with batch \(\): 0 indexes 1 axes"):
         h[0][0]
-    with pytest.raises(TypeError, match="no batch axes, so no length"):
+    with pytest.raises(TypeError, match="no batch axes, so len"):
         len(h[0])
     with pytest.raises(ValueError, match=r"reshape: shape '\[2, 2\]' is invalid"):
         h.reshape(2, 2)

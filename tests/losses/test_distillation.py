@@ -148,6 +148,42 @@ def test_statistics_and_leading_axes(chunks):
         assert loss_of(h, W, th, tW, statistics=True).loss == loss_of(h, W, th, tW)
 
 
+def test_second_derivatives_of_js_where_one_side_excludes_an_outcome():
+    h, W, th, tW, _, _ = problem()
+    bias = torch.zeros(11, dtype=F64)
+    bias[0] = -torch.inf
+
+    def twice(scale, hidden):
+        x = (scale * h).detach().requires_grad_()
+        loss = xt.losses.linear_kl(x, W, th, tW, teacher_bias=hidden, direction="js")
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        return torch.autograd.grad(slope.sum(), x)[0]
+
+    close([twice(1.0, bias)], [twice(1.0, bias.clamp(min=-1000.0))])
+    assert twice(1e4, None).isfinite().all()
+
+
+def test_log_probabilities_keep_their_digits_beside_large_scores():
+    h, W, th, tW = (x.detach().float() for x in problem()[:4])
+    bias = torch.full((11,), 4099.0)
+    found = xt.losses.linear_kl(h, W, th, tW, bias=bias, direction="reverse")
+    log_q, log_p = (h @ W.T + bias).double().log_softmax(-1), (th @ tW.T).double().log_softmax(-1)
+    exact = (log_q.exp() * (log_q - log_p)).sum(-1).mean()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_under_vmap_and_meta_gradients():
+    h, W, th, tW, _, _ = problem()
+    found = torch.func.vmap(lambda h: xt.losses.linear_kl(h, W, th, tW, statistics=True))(
+        torch.stack([h, 2 * h])
+    )
+    want = xt.losses.linear_kl(2 * h, W, th, tW, statistics=True)
+    close([x[1] for x in found], want)
+    h, W, th, tW = (x.detach().to("meta") for x in (h, W, th, tW))
+    xt.losses.linear_kl(h.requires_grad_(), W, th, tW).backward()
+    assert h.grad.shape == h.shape
+
+
 def test_half_precision_small_divergences_and_ignored_rows():
     h, W, *_ = (x.detach() for x in problem(8, 300, 32, dtype=torch.float32))
     near = W * (1 + 1e-4)

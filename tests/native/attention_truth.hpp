@@ -5,7 +5,7 @@
 //
 // Inputs are rounded to the kind of number that the kernels read first, so the loops see the same numbers.
 #pragma once
-#include "../../csrc/attention.hpp"
+#include "../../csrc/attention/attention.hpp"
 #include "check.hpp"
 
 struct Problem {

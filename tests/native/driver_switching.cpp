@@ -1,6 +1,6 @@
 // The filters of linear Gaussian modes on small random series, held against plain loops in float64: the
-// equations of csrc/switching.hpp and csrc/gaussian.hpp, one number at a time.
-#include "../../csrc/series.hpp"
+// equations of csrc/switching/switching.hpp and csrc/switching/gaussian.hpp, one number at a time.
+#include "../../csrc/switching/series.hpp"
 #include "check.hpp"
 
 extern "C" int64_t exptilt_filter_series(Series*);

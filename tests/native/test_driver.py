@@ -94,6 +94,7 @@ def linked(folder, library, *words):
         *words,
         "-std=c++17",
         "-DEXPTILT_BITS=128",
+        f"-I{ROOT / 'csrc'}",
         *sources,
         library,
         f"-Wl,-rpath,{library.parent}",

@@ -296,7 +296,7 @@ def test_what_is_said_of_residuals_stands_by_the_forecast(tmp_path):
     found = replace(make_regimes(columns=("y",)), tests=({"Ljung–Box, 8 lags": (50.0, 0.0)},), unit="quarter")
     html = write_regimes(found, tmp_path)[0].read_text("utf-8")
     section = html[html.index("What comes next</h2>") : html.index("Diagnostics</h2>")]
-    assert "this forecast with it" in section
+    assert "and so its forecast, misses" in section
     assert "Such a spell has no end in these data; this one has lasted 13." in html
 
 

@@ -1,5 +1,6 @@
 """What a key is worth equals what leaving it out changes; parts are taken away as they were joined."""
 
+import math
 import sys
 
 import pytest
@@ -171,3 +172,116 @@ def test_bad_input():
         xt.leave_one_out(q, k, v, direction=q[:, :1])
     with pytest.raises(ArgumentError, match="value"):
         xt.leave_one_out(q, k, v * torch.nan)
+
+
+def test_keys_whose_weight_underflows_are_still_there():
+    k = torch.tensor([[[0.0], [1.0], [1000.0]]])
+    v = torch.tensor([[[5.0], [7.0], [11.0]]])
+    q = torch.ones(1, 1, 1)
+    found = xt.leave_one_out(q, k, v, scale=1.0)
+    rest = torch.tensor([1.0, math.e]) / (1 + math.e)  # of the keys that had no weight
+    moved = 11 - float(rest @ v[0, :2, 0])
+    torch.testing.assert_close(found.total[0, 2], torch.tensor(moved))
+    torch.testing.assert_close(found.log_normalizer[0, 2], torch.tensor(math.log(1 + math.e) - 1000))
+    assert not found.alone.any()
+    assert xt.attend(q, k, v, scale=1.0, top=3).top_index.tolist() == [[[2, 1, 0]]]
+
+
+def test_half_precision_is_not_rounded_on_the_way():
+    q, k, v = (x.bfloat16() for x in problem(lead=()))
+    wide = [x.double() for x in (q, k, v)]
+    found, want = xt.leave_one_out(q, k, v), xt.leave_one_out(*wide)
+    torch.testing.assert_close(found.total.double(), want.total, rtol=1e-5, atol=1e-5)
+    ids = torch.arange(7) // 3
+    found, want = xt.attend(q, k, v, segments=ids), xt.attend(*wide, segments=ids)
+    torch.testing.assert_close(found.segment_mass.double(), want.segment_mass, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_values_change_nothing_in_float32():
+    q, k, v = problem(lead=(), dtype=torch.float32)
+    v[:, 1:] = v[:, 1:2]
+    mask = torch.arange(7) > 0
+    mask = mask.expand(7, 7)
+    assert float(xt.leave_one_out(q, k, v, mask=mask).largest.max()) < 2e-6
+    assert float(xt.leave_one_out(q, k + 0 * q[:2], v, mask=mask).total.max()) < 1e-5
+
+
+def test_weights_of_exact_scores_are_exact_at_large_scores():
+    k = torch.tensor([[[9999.0], [10000.0]]])
+    found = xt.attend(torch.ones(1, 1, 1), k, k, scale=1.0, top=2)
+    torch.testing.assert_close(
+        found.top_weight[0, 0].double(), torch.tensor([1.0, 0.0], dtype=F64).softmax(0)
+    )
+
+
+def test_autocast_does_not_round_weights():
+    q, k, v = problem(lead=(), dtype=torch.float32)
+    want, few = xt.leave_one_out(q, k, v).total, xt.compact(k, v, 3, q)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(xt.leave_one_out(q, k, v).total, want)
+        torch.testing.assert_close(xt.compact(k, v, 3, q).error, few.error)
+        half = [x.bfloat16().double() for x in (q, k, v)]  # as torch casts the inputs of attention
+        found, exact = xt.attend(q, k, v, top=3), xt.attend(*half, top=3)
+    torch.testing.assert_close(found.top_weight.double(), exact.top_weight, rtol=1e-5, atol=1e-6)
+
+
+def test_segments_of_a_call_that_is_made_again():
+    q, k, v = problem(lead=(), dtype=torch.float32)
+    ids = torch.tensor([0, 0, 2, 1, 2, 2, 1])
+    first = xt.attend(q, k, v, segments=ids).segment_mass
+    for _ in range(3):
+        torch.testing.assert_close(xt.attend(q, k, v, segments=ids).segment_mass, first)
+    assert xt.attend(q, k[:, :0], v[:, :0], segments=ids[:0]).segment_mass.shape == (4, 7, 0)
+
+
+def test_key_side_without_numbers_and_in_batches():
+    q, k, v = (torch.empty(2, 6, 4, device="meta") for _ in range(3))
+    assert xt.attend(q, k, v, top=3).top_index.shape == (2, 6, 3)
+    assert xt.leave_one_out(q, k, v).total.shape == (2, 6)
+    assert xt.divergence(q, k, q, k).shape == (2, 6)
+    with pytest.raises(ArgumentError, match="on meta the number"):
+        xt.attend(q, k, v, segments=torch.zeros(6, dtype=torch.int64, device="meta"))
+    q, k, v = problem()
+    found = torch.func.vmap(lambda q: xt.attend(q, k[0], v[0], top=2).top_weight)(q)
+    torch.testing.assert_close(found[1], xt.attend(q[1], k[0], v[0], top=2).top_weight)
+    with pytest.raises(ArgumentError, match=r"torch\.func"):
+        torch.func.vmap(lambda q: xt.leave_one_out(q, k[0], v[0]).total)(q)
+
+
+def test_nan_counts_only_where_it_is_seen():
+    q, k, v = problem(lead=())
+    mask = (torch.arange(7) < 6).expand(7, 7)
+    want = xt.leave_one_out(q, k, v, mask=mask).total
+    k[:, 6] = torch.nan
+    torch.testing.assert_close(xt.leave_one_out(q, k, v, mask=mask).total, want)
+    with pytest.raises(ArgumentError, match="key"):
+        xt.leave_one_out(q, k, v)
+    with pytest.raises(ArgumentError, match="a result is NaN"):
+        xt.leave_one_out(q, k.nan_to_num(), v, bias=torch.full((7, 7), torch.inf, dtype=F64))
+
+
+def test_unmerge_knows_the_digits_of_half_precision():
+    q, k, v = (x.bfloat16() for x in problem(5, 6, 2, ()))
+    bias = 6.0 * (torch.arange(6) < 2).expand(5, 6)
+    whole, part = (xt.attend(q, k[:, :n], v[:, :n], bias=bias[:, :n]) for n in (6, 2))
+    with pytest.raises(ArgumentError, match="nothing is known"):
+        xt.unmerge(whole, part)
+    whole, part = (xt.attend(q, k[:, :n], v[:, :n], bias=-bias[:, :n]) for n in (6, 2))
+    rest = xt.attend(q, k[:, 2:], v[:, 2:])
+    torch.testing.assert_close(xt.unmerge(whole, part).output, rest.output, rtol=0.02, atol=0.02)
+
+
+def test_unmerge_where_nothing_is_seen_and_bad_arguments():
+    q, k, v = problem(3, 4, 2, ())
+    mask = torch.tensor([[False], [True], [True]])
+    whole, part = (xt.attend(q, k[:, :n], v[:, :n], mask=mask) for n in (4, 2))
+    assert xt.unmerge(whole, part).score_max[0, 0] == -torch.inf
+    for call in (
+        lambda: xt.unmerge(whole, part, tolerance=0.0),
+        lambda: xt.unmerge(None, part),
+        lambda: xt.merge(whole),
+        lambda: xt.attend(q, k, v, dropout="much"),
+        lambda: xt.attend(q, k, v, dropout=0.1, seed=1.5),
+    ):
+        with pytest.raises(ArgumentError, match="Pass"):
+            call()

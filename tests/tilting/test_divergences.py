@@ -135,3 +135,16 @@ def test_what_sees_nothing_and_what_only_one_side_sees():
 def test_bad_input(change, message):
     with pytest.raises(ArgumentError, match=message):
         xt.divergence(*change([x.detach() for x in problem()]))
+
+
+def test_an_excluded_key_counts_however_small_its_weight():
+    q, k = torch.tensor([[[1.0]]]), torch.tensor([[[0.0], [800.0]]])
+    hidden = torch.tensor([[-torch.inf, 0.0]])
+    assert (
+        xt.divergence(q, k, q, k, scale=1.0, log_weight=(None, hidden)).item() == torch.inf
+    )  # weight e^-800
+
+
+def test_no_queries():
+    q, k = torch.zeros(2, 0, 4), torch.zeros(2, 3, 4)
+    assert xt.divergence(q, k, q, k).shape == (2, 0)

@@ -43,8 +43,9 @@ def needed(library: str, extra: str) -> Any:
 class MissingExtraError(ExptiltError, ImportError):
     """An optional library that the called part of the package needs is not installed."""
 
-    def __init__(self, library: str, extra: str) -> None:
+    def __init__(self, library: str, extra: str = "") -> None:
+        what = f"'exptilt[{extra}]'" if extra else f"--no-deps {library}"  # no extra brings it
         super().__init__(
             f"{library} is not installed, and this part of exptilt needs it. "
-            f"Install it with: pip install 'exptilt[{extra}]'"
+            f"Install it with: pip install {what}"
         )

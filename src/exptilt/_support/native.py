@@ -58,7 +58,7 @@ def source_digest() -> str | None:
     """The digest that csrc/CMakeLists.txt gives these sources; None outside of a checkout."""
     if not (_SOURCES / "CMakeLists.txt").is_file():
         return None
-    names = sorted(file.name for file in _SOURCES.iterdir() if file.suffix in (".cpp", ".hpp"))
+    names = sorted(file.relative_to(_SOURCES).as_posix() for file in _SOURCES.rglob("*.[ch]pp"))
     lines = [f"{name} {hashlib.sha256((_SOURCES / name).read_bytes()).hexdigest()}\n" for name in names]
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
+from exptilt._support.transforms import full_precision, is_concrete
 from exptilt.tilting import AttentionResult, attend, merge
 
 METHODS = ("collapse", "subset")
@@ -55,15 +56,27 @@ class Compact:
         refused = sorted({"scale", "log_weight", "causal", "window"} & options.keys())
         if refused:
             raise ArgumentError(
-                f"Compact.attend: {refused[0]} belongs to the compact keys, which have no places. Leave "
-                "it out."
+                f"Compact.attend: {refused[0]} needs the position of each key, which compact keys "
+                "do not have. Leave it out."
             )
         return attend(query, self.key, self.value, scale=self.scale, log_weight=self.log_weight, **options)
 
     def with_fresh(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionResult:
-        """Attention over the compact keys and later ones ``(..., Hkv, K, D)``, causal among these."""
+        """Attention over the compact keys and later ones ``(..., Hkv, K, D)``, causal among these.
+
+        Options are those of `attend`; log_weight, bias and mask are of the later keys alone.
+        """
+        refused = sorted(
+            options.keys() - {"log_weight", "bias", "mask", "sink", "softcap", "backend", "check"}
+        )
+        if refused:
+            raise ArgumentError(
+                f"Compact.with_fresh: {refused[0]} does not hold for the compact keys, or cannot be joined. "
+                "Leave it out."
+            )
+        both = {name: x for name, x in options.items() if name in ("softcap", "backend", "check")}
         fresh = attend(query, key, value, scale=self.scale, causal=True, **options)
-        return merge([self.attend(query), fresh])
+        return merge([self.attend(query, **both), fresh])
 
     def append(self, key: Tensor, value: Tensor) -> "Compact":
         """The same with more keys ``(..., Hkv, K, D)`` as they are; their errors are no longer known."""
@@ -139,6 +152,7 @@ def compact(
     scale = D**-0.5 if scale is None else checks.number(caller, "scale", scale)
     asked = key if queries is None else checks.floating(caller, "queries", queries, axes=3)
     checks.finite(caller, queries=asked)
+    checks.alike(caller, key=key, value=value, queries=asked)
     heads = key.shape[-3]
     if asked.shape[-1] != D or asked.shape[-3] % heads or asked.shape[:-3] != key.shape[:-3]:
         raise ArgumentError(
@@ -146,24 +160,44 @@ def compact(
             f"queries, {D}) with a multiple of {heads} heads."
         )
     k, v, q = (x.float() if x.dtype.itemsize < 4 else x for x in (key, value, asked))
-    weight = k.new_zeros(k.shape[:-1]) if log_weight is None else log_weight.to(k).expand(k.shape[:-1])
+    weight = k.new_zeros(k.shape[:-1]) if log_weight is None else _checked(caller, log_weight, k)
     shape = k.shape[:-2]
     rows = q.reshape(*shape, -1, D)  # all query heads that read a key head
-    parts = [
-        _one(*given, scale, budget, method, keep)
-        for given in zip(
-            k.flatten(0, -3), v.flatten(0, -3), weight.flatten(0, -2), rows.flatten(0, -3), strict=True
-        )
-    ]
-    few = [torch.stack(x).reshape(*shape, *x[0].shape) for x in zip(*parts, strict=True)]
-    made = Compact(few[0].to(key.dtype), few[1].to(value.dtype), few[2], K, None, None, scale)
-    if queries is None:
-        return made
-    full = attend(q, k, v, scale=scale, log_weight=weight)
-    ours = attend(q, few[0], few[1], scale=scale, log_weight=few[2])
-    off = (ours.output - full.output).square().sum((-1, -2)) / full.output.square().sum((-1, -2))
+    highest = weight.amax(-1, keepdim=True)  # weights count relative to each other
+    heads_of = [x.flatten(0, -3) for x in (k, v, (weight - highest)[..., None], rows)]
+    with full_precision(k.device):
+        parts = [
+            _one(keys, values, w[:, 0], query, scale, budget, method, keep)
+            for keys, values, w, query in zip(*heads_of, strict=True)
+        ]
+        few = [torch.stack(x).reshape(*shape, *x[0].shape) for x in zip(*parts, strict=True)]
+        few[2] = few[2] + highest
+        made = Compact(few[0].to(key.dtype), few[1].to(value.dtype), few[2], K, None, None, scale)
+        if queries is None:
+            return made
+        full = attend(q, k, v, scale=scale, log_weight=weight)
+        ours = attend(q, few[0], few[1], scale=scale, log_weight=few[2])
+    off, size = ((x.square().sum((-1, -2))).sqrt() for x in (ours.output - full.output, full.output))
     apart = (ours.log_normalizer - full.log_normalizer).square().mean(-1)
-    return replace(made, error=off.sqrt(), error_log_normalizer=apart.sqrt())
+    error = torch.where(off == 0, 0.0, off / size)  # also where the output is 0
+    return replace(made, error=error, error_log_normalizer=apart.sqrt())
+
+
+def _checked(caller: str, log_weight: Any, key: Tensor) -> Tensor:
+    """The log-weights (..., Hkv, K), which leave each head some key."""
+    checks.floating(caller, "log_weight", log_weight)
+    shape = key.shape[:-1]
+    if log_weight.dim() > len(shape) or any(
+        a not in (1, b) for a, b in zip(log_weight.shape[::-1], shape[::-1], strict=False)
+    ):
+        raise ArgumentError(f"{caller}: log_weight is {tuple(log_weight.shape)}. Pass {tuple(shape)}.")
+    weight = log_weight.to(key).expand(shape)
+    if is_concrete(weight):
+        good = weight < torch.inf
+        checks.entries(caller, "log_weight", weight, good, "finite, or −inf for a key that does not count")
+        if bool((weight.amax(-1) == -torch.inf).any()):
+            raise ArgumentError(f"{caller}: log_weight hides all keys of a head. Leave one finite.")
+    return weight
 
 
 def _one(

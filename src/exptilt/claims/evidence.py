@@ -5,8 +5,8 @@ A claim returns checks: numbers, each with the bound it must keep and the part i
     claim       what must be true for the statement to hold as this library states it
     guard       what must be true for the experiment to mean something, such as that a number varies at all
     printed     the same for the formula as a draft prints it, where that is another one
-    reach       a wider reading of the statement, which may fail and then limits it
-    measured    a question put to data: nobody can derive the answer
+    reach       a broader version of the statement, which may fail and then limits it
+    measured    an empirical question, whose answer cannot be derived
     note        no bound, only worth knowing
 
 A check passes if it does for every seed. It is exact if its bound is rounding: 1e-6 at most. The first of
@@ -16,7 +16,7 @@ these rules that applies is the verdict:
     refuted                      a check of the claim or a guard fails, or of several measured none passes
     holds with a correction      the claim passes and the printed formula does not
     measured: partly             some measured checks pass and others do not
-    holds within a stated scope  a wider reading fails
+    holds within a stated scope  a broader version fails
     measured: holds              a check that passes is measured, or is not exact: true of these settings
     holds exactly                every check of the claim is an identity or an inequality, to rounding
 """
@@ -42,7 +42,7 @@ EXACT = 1e-6  # a larger bound is not rounding
 
 
 class Verdict(Enum):
-    """What the numbers say of a claim; the value is its text."""
+    """Verdict on a claim, from its numbers; the value is its text."""
 
     EXACT = "holds exactly"
     CORRECTED = "holds with a correction"
@@ -225,7 +225,7 @@ class Picture(NamedTuple):
 
 
 def axes(title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> Picture:
-    """A picture as yet without lines."""
+    """A picture without lines, which are added later."""
     return Picture(title, x, y, (), log_x, log_y)
 
 
@@ -288,7 +288,7 @@ class Evidence:
         if failed["measured"]:
             return Verdict.PARTLY, _said(failed["measured"])
         if failed["reach"]:
-            return Verdict.SCOPED, "A wider reading fails. " + _said(failed["reach"])
+            return Verdict.SCOPED, "A broader version fails. " + _said(failed["reach"])
         if measured or not all(check.exact for check in needed if check.role == "claim"):
             return Verdict.MEASURED, "Every number keeps its bound with these settings, which is no proof."
         return Verdict.EXACT, "Every number is 0 to rounding, or keeps an inequality to rounding."

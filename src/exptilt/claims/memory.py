@@ -11,6 +11,7 @@ from exptilt.claims.experiments.cliff import classical_cliff
 from exptilt.claims.experiments.equivalence import boltzmann_check, linear_attention_check
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import APPENDIX, POSTER, Between, claim
+from exptilt.claims.models import crossing
 from exptilt.dynamics import Flow, Sphere
 from exptilt.memory import Hopfield, retrieval_error_bound, storage_bound
 
@@ -149,7 +150,7 @@ def capacity(
     "Patterns held still retrieve; patterns that move merge",
     r"\text{cross-attention: } \xi\leftarrow\mathrm{RN}(\xi+\nabla G_x(\xi))\ \ (x\text{ fixed});\quad "
     r"\text{self-attention: } x\leftarrow\mathrm{RN}(x+\nabla G_x(x))",
-    f"{APPENDIX}, first paragraph; {POSTER}, comparison",
+    f"{APPENDIX}, first paragraphs; {POSTER}, comparison",
 )
 def moving(
     seed: int,
@@ -158,15 +159,21 @@ def moving(
     dimensions: Annotated[int, Between(2, 64)] = 12,
     beta: Annotated[float, Between(0.1, 50)] = 8.0,
     steps: Annotated[int, Between(10, 20000)] = 1000,
+    full: Annotated[int, Between(0, 1)] = 0,
 ) -> Findings:
     """Hopfield's theory holds patterns still, as cross-attention does. In self-attention the patterns are the
     states. Both take the same step; states stay at least as far apart where patterns are held still. Whether
-    they stay with the pattern they began at depends on β, dimension and number, and is told beside it.
+    they stay with the pattern they began at depends on β, dimension and number, and is told beside it. In a
+    trained encoder–decoder the decoder's layers read patterns that none of them moves, and a head recalls
+    the one that is due in one step of a Hopfield network; before training it does not.
 
     Experiment:
         Patterns on the sphere, and states near them. The same flow with patterns held still and with
         patterns that move along: how many states can still be told apart at the end (the effective number of
-        clusters), and how many are with their pattern.
+        clusters), and how many are with their pattern. A transformer that reverses strings of digits: in its
+        best head of cross-attention, how often one step from the query, with the keys as patterns, is
+        nearest to the pattern of the digit to be written. Its weights come with the package; --full trains
+        again, for a minute.
 
     Example:
         >>> x = torch.nn.functional.normalize(torch.randn(16, 8, dtype=torch.float64), dim=-1)
@@ -189,6 +196,13 @@ def moving(
     held, moved = (float(path.clusters.effective[-1]) for path in (still, free))
     yield same("the flow's step against Hopfield's", step, Hopfield(x, beta).step(start))
     yield least("states told apart: held still over moving", held / moved, 0.99, "measured")
+    model, before = (crossing.measured(untrained, bool(full), seed) for untrained in (False, True))
+    yield least("encoder–decoder: share of digits written right", model["right"], 0.99, "guard")
+    yield most("cross-attention: change of patterns between the decoder's layers", model["still"], 0.0)
+    yield least("cross-attention: share of patterns recalled in one step", model["recall"], 0.9, "measured")
+    yield most("the same before training", before["recall"], 0.5, "guard")
+    yield note("cross-attention: weight on the pattern that is due", model["weight"])
+    yield note("self-attention: change of patterns between layers, over their size", model["moves"])
     yield note("held still: share with the pattern they began at", stayed.mean())
     yield note("held still: states told apart, over patterns", held / patterns)
     yield note("moving: states told apart, over patterns", moved / patterns)

@@ -20,8 +20,10 @@ HELPERS = {"harness", "pages"}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt bench`."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: to see that it runs")
-    parser.add_argument("--list", action="store_true", help="only say which benchmarks there are")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few rounds, only to check that it runs"
+    )
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and exit")
 
 
 def find_folder() -> Path:
@@ -45,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
         there = ", ".join(known) or "none yet"
-        raise ArgumentError(f"no benchmark called {', '.join(unknown)}; there is: {there}")
+        raise ArgumentError(f"there is no benchmark called {', '.join(unknown)}. Choose from: {there}")
     names = list(dict.fromkeys(arguments.names)) or known
     if not names:
-        raise ArgumentError(f"no benchmarks found in {folder}.")
+        raise ArgumentError(f"there are no benchmarks in {folder}. Run this in a whole checkout.")
 
     failed = []
     for position, name in enumerate(names, start=1):

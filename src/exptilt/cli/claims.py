@@ -1,9 +1,9 @@
-"""Run the claims of the papers: what was claimed, what was run, the numbers and the verdict that follows.
+"""Run the claims of the papers as experiments, and print the numbers and the verdict of each.
 
-Without ID all claims are run; --full also trains the models of F4 and F5 again, whose results come with the
-package otherwise. One ID alone is shown with all its numbers. What was run by the same code before is taken
-from the store; after Ctrl-C the same command goes on. The exit code is 1 if a claim that should hold does
-not.
+Without ID all claims are run. One ID alone is shown with all its numbers. The trained models of C3, F4, F5
+and H7 come with the package; --full trains them again. Results of earlier runs of the same code are read
+from the store, so an interrupted run continues where it stopped. The exit code is 1 if a claim that should
+hold does not.
 """
 
 import argparse
@@ -25,28 +25,28 @@ commands that work as printed:
   exptilt claims B5a --set dimensions=3
   exptilt claims A1 A10 --out ledger
 """
-RESUMES = " What was done is kept; run the same command again to go on."
+RESUMES = " Finished claims are kept; run the same command again to continue."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt claims`."""
     add = parser.add_argument
     add("ids", nargs="*", metavar="ID", help="claims such as A10 (default: all)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
-    model = "also run the claims about trained models on this one, as `exptilt report` takes it"
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting of the claims")
+    model = "also run the claims about trained models on this model (any MODEL of `exptilt report`)"
     add("--model", metavar="MODEL", help=model)
     add(
         "--others",
         action="store_true",
-        help="published results of others, H1 to H9, in place of the drafts' claims",
+        help="run published results of others, H1 to H9, instead of the drafts' claims",
     )
-    add("--full", action="store_true", help="train the models of F4 and F5 again: hours")
+    add("--full", action="store_true", help="train the models of C3, F4, F5 and H7 again: hours")
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
-    add("--seeds", type=positive, metavar="N", help="how many seeds (default: what each claim says)")
+    add("--seeds", type=positive, metavar="N", help="how many seeds (default: set by each claim)")
     add("--json", action="store_true", help="print one JSON object a line instead of the table")
-    add("--out", type=Path, metavar="FOLDER", help="also write the page of the ledger there")
-    add("--store", type=Path, metavar="FOLDER", help="where evidence is kept (default: your cache)")
-    add("--again", action="store_true", help="run what is in the store, too")
+    add("--out", type=Path, metavar="FOLDER", help="also write the ledger's page into this folder")
+    add("--store", type=Path, metavar="FOLDER", help="where results are kept (default: your cache folder)")
+    add("--again", action="store_true", help="run everything anew, even if it is in the store")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,7 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         asked = [claim for claim in chosen if "model" in claim.settings]
         if not asked:
-            raise ArgumentError("--model: none of these claims is about a trained model.")
+            raise ArgumentError(
+                "--model: none of these claims is about a trained model. Name one that is, such as F1, "
+                "or leave --model out."
+            )
         own = {name: value for name, value in settings.items() if any(name in c.settings for c in asked)}
         # First, so that a model that cannot be loaded is reported before anything else runs.
         plan.insert(0, (others, arguments.model, asked, own | {"model": arguments.model}))
@@ -107,7 +110,7 @@ def _settings(words: list[str]) -> dict[str, int | float | str]:
     pairs = [word.partition("=") for word in words]
     for word, (name, sign, value) in zip(words, pairs, strict=True):
         if not (name and sign and value):
-            raise ArgumentError(f"--set: {word!r} is not NAME=VALUE. Pass such as --set dimensions=8.")
+            raise ArgumentError(f"--set: {word!r} is not NAME=VALUE. Write for example --set dimensions=8.")
     return {name: value for name, _, value in pairs}
 
 

@@ -100,8 +100,8 @@ def welcome() -> str:
             ready.append(line)
     parts = [f"exptilt {__version__}: attention you can measure and differentiate.", "", "Try:", *ready]
     if waiting:
-        parts += ["", "With more packages:", *waiting]
-    parts += ["", "`exptilt COMMAND --help` explains one, `exptilt --help` everything."]
+        parts += ["", "After installing more packages:", *waiting]
+    parts += ["", "`exptilt COMMAND --help` explains one command, `exptilt --help` lists all."]
     return "\n".join(parts)
 
 

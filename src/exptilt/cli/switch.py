@@ -18,8 +18,8 @@ commands that work as printed:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt switch`."""
     kinds = (
-        "regimes with a level and a variance each, a wandering level with a pace each, or counts with a rate "
-        "each (default: level)"
+        "what differs by regime: level and variance (level), how fast the level wanders (local-level), or "
+        "the rate of counts (counts) (default: level)"
     )
     where = "where to write index.html and its CSV and JSON files (default: report)"
     columns = "columns to model together (default: all columns of numbers that vary)"
@@ -35,17 +35,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--index",
         metavar="NAME",
-        help="column that names the rows (default: the first with dates, or a counter in front)",
+        help="column of dates or row numbers (default: the first column of dates, or a counter in front)",
     )
     add("--modes", type=positive, default=2, help="how many regimes (default: 2)")
     add("--model", choices=("level", "local-level", "counts"), default="level", help=kinds)
     lags = "lags of an autoregression around the levels, one column only (default: 0)"
     add("--lags", type=seed, default=0, metavar="COUNT", help=lags)
-    shade = "reference spans to shade, FROM..TO such as 2007-12..2009-06, or a column of 0 and 1"
+    shade = "periods to shade, FROM..TO such as 2007-12..2009-06, or the name of a column of 0 and 1"
     add("--shade", nargs="+", default=(), metavar="SPAN", help=shade)
-    add("--starts", type=positive, default=5, help="how many starts of the fit (default: 5)")
+    add("--starts", type=positive, default=5, help="how many starting points the fit tries (default: 5)")
     add("--forecast", type=positive, default=12, metavar="STEPS", help="steps to forecast (default: 12)")
-    most = "compare the numbers of regimes up to this one, by BIC and log score (default: 4; 1: do not)"
+    most = "compare 1 to MODES regimes by BIC and log score (default: 4; 1 skips the comparison)"
     add("--compare", type=positive, default=4, metavar="MODES", help=most)
     add("--seed", type=seed, default=0, help="seed of the starts (default: 0)")
     add("--out", type=Path, default=Path("report"), metavar="FOLDER", help=where)
@@ -56,7 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         install = "pip install 'exptilt[report]'"
-        say(f"{' and '.join(missing)} is not installed: a summary and tables, but no page ({install}).")
+        say(
+            f"{' and '.join(missing)} is not installed: writing a summary and tables, but no page "
+            f"({install})."
+        )
     from exptilt._support.files import write_together
     from exptilt.report import regimes
 

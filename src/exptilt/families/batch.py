@@ -56,7 +56,7 @@ class Batched(ABC):
 
     def __len__(self) -> int:
         if not self.batch_shape:
-            raise BatchError(f"{type(self).__name__} has no batch axes, so no length.")
+            raise BatchError(f"{type(self).__name__} has no batch axes, so len() is not defined.")
         return self.batch_shape[0]
 
     def __bool__(self) -> bool:

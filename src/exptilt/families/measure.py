@@ -108,7 +108,7 @@ class Measure(Fields, EventMoments, InnerDraws):
         return vector
 
     def _to_torch(self) -> distributions.Distribution:
-        raise ArgumentError(f"torch.distributions has no {type(self).__name__}.")
+        raise ArgumentError(f"torch.distributions has no {type(self).__name__}, so it cannot be converted.")
 
     @classmethod
     def _from_torch(cls, other: Any) -> Self:

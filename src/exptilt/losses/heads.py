@@ -60,7 +60,7 @@ class Heads:
 
             found = [torch.cat([checkpoint(loss, *piece, use_reentrant=False) for piece in pieces])]
         elif in_transform() or in_forward_mode():
-            found = [plan(*tensors)[0]]
+            return list(plan(*tensors))
         else:
             needed = [torch.is_grad_enabled() and x.requires_grad for x in tensors]
             kept: dict[str, Any] = {"at once": uniform and any(needed), "needed": needed}
@@ -84,14 +84,15 @@ class Heads:
         t = None
         if "teacher_hidden" in x:
             t = self.scores("teacher", x["teacher_hidden"], x["teacher_weight"], x.get("teacher_bias"))
-        return (self.compare(s, t, x)[0],), ()
+        return tuple(self.compare(s, t, x)), ()
 
     def normalized(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and the log-normalizer of scores (rows, outcomes here)."""
         top = s.detach().amax(-1)
         top = top if self.own.among is None else largest(top, self.own.among.members)
-        G = top + self.own.total((s - top[:, None]).exp().sum(-1)).log()
-        return s - self.own.common(G)[:, None], G
+        s = s - top[:, None]  # first, as G is rounded in proportion to the largest score
+        G = self.own.total(s.exp().sum(-1)).log()
+        return s - self.own.common(G)[:, None], top + G
 
     def compare(self, s: Tensor, t: Tensor | None, x: dict[str, Tensor]) -> list[Tensor]:
         """Loss, and student's and teacher's log-normalizers and entropies, of rows with scores s and t."""
@@ -138,9 +139,10 @@ class Heads:
         if self.direction == "reverse":
             return divergence_terms(log_q, log_p)
         beta = torch.tensor(self.mixing, dtype=log_p.dtype, device=log_p.device)
-        seen = (log_p != -torch.inf) | (log_q != -torch.inf)
-        a, b = torch.where(seen, log_p, 0.0), torch.where(seen, log_q, 0.0)
-        log_m = torch.where(seen, torch.logaddexp(a + beta.log(), b + torch.log1p(-beta)), -torch.inf)
+        a, b = log_p + beta.log(), log_q + torch.log1p(-beta)
+        near = (a - b).abs() < 40  # beyond, the smaller counts nothing, and second derivatives would overflow
+        both = torch.logaddexp(torch.where(near, a, 0.0), torch.where(near, b, 0.0))
+        log_m = torch.where(near, both, torch.where(a > b, a, b))
         return beta * divergence_terms(log_p, log_m) + (1 - beta) * divergence_terms(log_q, log_m)
 
     def sweep(
@@ -258,7 +260,7 @@ class Losses(Function):
             wanted = [i for i, need in enumerate(needed) if need]
             found = dict(zip(wanted, ctx.plan.gradient(tensors, wanted, [bars]), strict=True))
             return (None, None, None, *(found.get(i) for i in range(len(needed))))
-        if not bars.numel() or not bool((bars == bars[0]).all()):
+        if not bars.numel() or bars.is_meta or not bool((bars == bars[0]).all()):
             return (None, None, None, *ctx.head.sweep(tensors, ctx.plan.size, needed, bars)[0])
         kept = ctx.kept.pop("gradients", None)  # handed out once: whoever gets it may write into it
         kept = ctx.head.sweep(tensors, ctx.plan.size, needed)[0] if kept is None else kept

@@ -121,7 +121,7 @@ def _check_candidates(
         raise ArgumentError(f"{caller}: symmetric needs the batch's own pairs. Leave in_batch=True.")
     if negatives is None and query.shape[0] == 1 and (group is None or Members(caller, group).count == 1):
         raise ArgumentError(
-            f"{caller}: a batch of 1 has no wrong keys, so the loss is 0 whatever is learned. "
+            f"{caller}: a batch of 1 has no wrong keys, so the loss is always 0. "
             "Pass a larger batch, or negatives=."
         )
     wrong = negatives is not None and (

@@ -186,8 +186,8 @@ class Hopfield:
         """The patterns as `Keys` with an axis of heads; an error if they were written to."""
         if any(block.changed for block in self.blocks):
             raise ArgumentError(
-                "Hopfield: the patterns or values were written to after the memory was made, and what it "
-                "keeps of them belongs to the old ones. Make a new memory, or give this one patterns.clone()."
+                "Hopfield: the patterns or values were changed in place after the memory was made, so the "
+                "norms it keeps are out of date. Make a new memory, or give this one patterns.clone()."
             )
         return Keys(self.blocks, self.similarity, members=self.members)
 

@@ -169,7 +169,10 @@ def nearest(
     """
     check_state(self, state)
     if whole("Hopfield.nearest", "k", k) > self.count:
-        raise ArgumentError(f"Hopfield.nearest: k is {k}, and the memory holds {self.count} patterns.")
+        raise ArgumentError(
+            f"Hopfield.nearest: k is {k}, and the memory holds {self.count} patterns. Pass at most "
+            f"{self.count}."
+        )
     if not isinstance(self.rule, Softmax):
         raise ArgumentError(f"Hopfield.nearest: the separation is {self.rule}. Pass 'softmax' to Hopfield.")
     if search is not None and (search.count, search.similarity) != (self.count, self.similarity):

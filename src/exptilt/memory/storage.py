@@ -134,7 +134,9 @@ def load(path: str | PathLike[str], *, mapped: bool) -> dict[str, Any]:
             tensors = {name: opened.get_tensor(name) for name in names}
     except safetensors.SafetensorError as problem:
         got = f"{path} is not a whole safetensors file ({problem})"
-        raise ArgumentError(f"Hopfield.load: {got}. It was cut, or is something else.") from None
+        raise ArgumentError(
+            f"Hopfield.load: {got}. The file is truncated, or is not a saved memory."
+        ) from None
     said = about.pop("checksum", None)
     if _checksum({name: [x] for name, x in tensors.items()}, about) != said:
         got = f"the contents of {path} do not match their checksum"

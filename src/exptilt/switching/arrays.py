@@ -1,8 +1,8 @@
 """A model, data and results as the compiled kernels see them: arrays with a time axis of length 1 or T.
 
 `Parameters` is what goes in, `Stored` what comes out, `Run` both and the data. The last axis of their arrays
-is flattened row by row. `described` writes a run into a frame, the struct that csrc/series.hpp calls
-`Series`.
+is flattened row by row. `described` writes a run into a frame, the struct that csrc/switching/series.hpp
+calls `Series`.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from .._support import native
 
 Buffer = np.ndarray
 Sizes = tuple[int, int, int]  # M, n, m
-IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3  # as csrc/switching.hpp numbers them
+IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3  # as csrc/switching/switching.hpp numbers them
 METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
 RECURSIONS = METHODS | {"viterbi": VITERBI}  # the last leaves a path, not a law
 LOG_TWO_PI = 1.8378770664093453
@@ -43,7 +43,7 @@ class Parameters(NamedTuple):
 
 
 class KeptParameters(Parameters):
-    """Parameters that are used again and again, with their part of a frame."""
+    """Parameters kept between calls, with their part of a frame."""
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -57,7 +57,7 @@ class KeptParameters(Parameters):
 
 
 class Stored:
-    """What a filter leaves behind, in one stretch of memory; an array of it is made when it is asked for.
+    """Results of a filter in one block of memory; each array is made when it is first read.
 
     ``rows`` counts steps of all series, or (``store="last"``) series.
     """
@@ -119,7 +119,7 @@ def _layout(series: int, rows: int, M: int, n: int, mixing: bool) -> tuple[list[
 
 
 class Run(NamedTuple):
-    """All that a pass over series reads and writes; series b is rows starts[b] to starts[b+1] of `y`."""
+    """Inputs and outputs of a pass over series; series b is rows starts[b] to starts[b+1] of `y`."""
 
     p: Parameters
     y: Buffer  # (steps of all series, m)
@@ -129,7 +129,7 @@ class Run(NamedTuple):
 
 
 class Smoothing(NamedTuple):
-    """What the backward pass writes; the last four fields are sums over steps, for EM."""
+    """Results of the backward pass; the last four fields are sums over steps, for EM."""
 
     probability: Buffer  # (rows, M)
     mean: Buffer  # (rows, M·n)
@@ -145,7 +145,7 @@ class Smoothing(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """The derivatives of an objective in what a filter gave, as `Stored` has it.
+    """Derivatives of an objective by the arrays of `Stored`.
 
     Those in the log mode probabilities, means and covariances have no rows if only the terms are in it.
     """
@@ -172,7 +172,7 @@ def sizes_of(p: Parameters) -> Sizes:
 
 
 def address(array: np.ndarray) -> int:
-    """Where the numbers of a contiguous array lie; 0 if it has none."""
+    """Memory address of a contiguous array; 0 if it is empty."""
     try:
         # a quarter of the time of array.ctypes.data
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ def attention_as_imm(
 
 @dataclass(frozen=True)
 class HeadFilter:
-    """What a head is as a chain of tokens.
+    """A head as a Markov chain of tokens: stationary law, entropy of a step, second eigenvalue.
 
     Attributes:
         stationary: ``(..., heads, n)``, the law π = πB of where attention comes from in the long run.
@@ -164,7 +164,7 @@ def as_filter(
     options = dict(options or {})
     if options.get("sink") is not None or options.get("key_mass"):
         raise ArgumentError(
-            "as_filter: options must not have sink or key_mass: a sink is no token to come from."
+            "as_filter: options has sink or key_mass, and a sink is not a token of the chain. Leave both out."
         )
     if query.ndim < 3 or key.ndim < 3 or query.shape[-2] != key.shape[-2]:
         shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}"
@@ -196,7 +196,7 @@ def as_filter(
     seen = attend(query, key, torch.ones(*lead, heads, n, 1).to(query), **options)
     if not bool(seen.log_normalizer.isfinite().all()):
         raise ArgumentError(
-            "as_filter: a query sees no key, so its row is no law. Let each token see itself."
+            "as_filter: a query sees no key, so its row has no probabilities. Let each token see itself."
         )
     u = torch.full((*lead, heads, n, 1), 1 / n, dtype=query.dtype, device=query.device)
     steps, off = 0, torch.inf
@@ -204,7 +204,7 @@ def as_filter(
         if steps == max_steps:
             raise ConvergenceError(
                 f"as_filter: πB differs from π by {off:.3g} after {steps} steps. Pass a larger max_steps or "
-                "tolerance; a chain that goes in circles has no such limit."
+                "tolerance; a periodic chain never converges."
             )
         before, u = u, back(u)
         u = u / u.sum(-2, keepdim=True)

@@ -72,7 +72,7 @@ def join_modes(
     M, n, m = len(sizes), max(sizes), np.shape(observation[0])[0]
 
     def pad(name: str, value: ArrayLike, shape: tuple[int, ...], j: int | tuple[int, int]) -> np.ndarray:
-        """The value in the corner of zeros; all axes but the observed one grow to n."""
+        """The value padded with zeros: every axis but the observed one grows to n."""
         array = np.asarray(value, dtype=np.float64)
         if array.shape != shape:
             raise ArgumentError(f"join_modes: {name} of mode {j} has shape {array.shape}, expected {shape}.")
@@ -211,7 +211,7 @@ def fit_named_model(
 
 
 def _wandering(y: np.ndarray, modes: int) -> SwitchingLinearGaussian:
-    """A start for wandering levels of y ``(T, m)``, with paces far enough apart to tell."""
+    """Starting model for wandering levels of y ``(T, m)``, with clearly different paces."""
     m, variance = y.shape[1], np.nanvar(np.diff(y, axis=0), 0)
     variance = np.where(np.isfinite(variance) & (variance > 0), variance, np.nanvar(y, 0))
     pace = np.geomspace(0.1, 2.0, modes) if modes > 1 else np.ones(1)

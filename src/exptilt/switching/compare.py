@@ -93,7 +93,7 @@ def compare(
     known: Mapping[int, Any] | None = None,
     progress: bool | None = None,
 ) -> Comparison:
-    """Fit a model with different numbers of regimes, and hold them against each other.
+    """Fits of a model with different numbers of regimes, compared by BIC and log score.
 
     Args:
         y: one series, ``(T, m)`` or ``(T,)``; numpy, torch or pandas.

@@ -83,7 +83,9 @@ class Modes:
         try:
             back = np.linalg.inv(dense.T)
         except np.linalg.LinAlgError:
-            raise ArgumentError("fit: the chain has no single stationary law.") from None
+            raise ArgumentError(
+                "fit: the chain has no single stationary law. Let every regime reach the others."
+            ) from None
         law = back.sum(1)
         rows = P[: order + 1]
         factors = np.broadcast_to(rows, (order + 1, *P.shape[1:])).reshape(-1)[steps]

@@ -240,7 +240,7 @@ def fit_levels(
     seed: int,
     names: Sequence[Any] | None = None,
     start: Mapping[str, np.ndarray] | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Fit[SwitchingLinearGaussian]:
     """Fit a level and a covariance a regime to y ``(T, m)``, NaN where missing; `names` are of its columns.
 

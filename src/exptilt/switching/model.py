@@ -145,8 +145,8 @@ class SwitchingLinearGaussian(ModelParameters):
         Args:
             y: as for `filter`.
             method: "em" or "mle".
-            filter: the filter whose likelihood is maximised, "gpb2", "imm" or "gpb1" ("mle" takes "exact"
-                too).
+            filter: the filter whose likelihood is maximised, "gpb2", "imm" or "gpb1" ("mle" takes "gpb3" and
+                so on and "exact" too).
             fixed: names held fixed, or a mapping from names to masks, True where an entry is held.
             shared: names that all modes have in common.
             inputs: as for `filter`.

@@ -25,7 +25,7 @@ Values: TypeAlias = (
 
 @dataclass(eq=False)
 class Data:
-    """Series end to end, and how they came."""
+    """All series end to end in one array, and the layout in which they were given."""
 
     given: torch.Tensor | np.ndarray  # (rows, m), float64; a tensor keeps its graph
     starts: np.ndarray  # (B + 1,), the row each series begins at, and the number of rows
@@ -163,7 +163,8 @@ def columns_of(y: Any, what: str) -> int:
         shape = np.shape(lead)
     except ValueError:
         raise ArgumentError(
-            f"{what}: rows have different lengths. Pass a number for each component."
+            f"{what}: rows have different lengths. Pass a number for each component; series of different "
+            "lengths as a list of arrays."
         ) from None
     return int(shape[-1]) if len(shape) > 1 else 1
 

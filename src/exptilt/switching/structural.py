@@ -207,7 +207,7 @@ def dynamic_factor(
 
 
 def _names(what: str, switching: str | Sequence[str], regimes: int) -> list[str]:
-    """What switches: nothing where there is one regime."""
+    """Names of the parts that switch; empty if there is one regime."""
     whole(what, "regimes", regimes)
     return [] if regimes == 1 else [switching] if isinstance(switching, str) else list(switching)
 

@@ -96,7 +96,7 @@ def run_dropped(call: Call, dropout: float, seed: int | Tensor | None, key_mass:
 
 def check_dropout(dropout: float) -> None:
     """Raise unless dropout is a share of the weights."""
-    if isinstance(dropout, bool) or not 0 <= dropout < 1:
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise ArgumentError(f"attend: dropout is {dropout!r}. Pass the share of weights to drop, 0 <= p < 1.")
 
 
@@ -112,12 +112,21 @@ def drop(
     t, settings = call.inputs, call.settings
     settings = replace(settings, backend="tiled") if settings.backend == "cpu" else settings
     device, lead = t.query.device, t.query.dim() - 3
-    drawn = torch.randint(2**31, (), device=device) if seed is None else torch.as_tensor(seed, device=device)
+    drawn = torch.randint(2**31, (), device=device) if seed is None else _seed(seed, device)
     made = plan.make(query_starts, key_starts[:-1], key_starts[1:], drawn, dropout)[(None,) * lead]
     kept = t._replace(packing=made)
     part = run(replace(call, inputs=kept, settings=settings, dtype=wide_dtype(t.query.dtype), layout=None))
     output = part.output * (share_of(part, whole) / (1 - dropout)).unsqueeze(-1)
     return replace(whole, output=output.to(call.dtype))
+
+
+def _seed(seed: Any, device: torch.device) -> Tensor:
+    """The seed as a tensor."""
+    whole = isinstance(seed, Tensor) and seed.dim() == 0 and not seed.is_floating_point()
+    if not whole and (isinstance(seed, bool) or not isinstance(seed, int)):
+        got = f"a tensor {tuple(seed.shape)} {seed.dtype}" if isinstance(seed, Tensor) else repr(seed)
+        raise ArgumentError(f"attend: seed is {got}. Pass an integer, or a tensor () of one.")
+    return torch.as_tensor(seed, device=device)
 
 
 @explain_keywords
@@ -192,14 +201,12 @@ def attend(
     found = run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
     if top is None and segments is None:
         return found
-    index, weight, rest = (
-        (None, None, None) if top is None else top_keys(call, found.log_normalizer.detach(), top)
-    )
+    index, weight, rest = (None, None, None) if top is None else top_keys(call, top)
     mass = None
     if segments is not None:
-        mass = run(
-            replace(call, inputs=call.inputs._replace(value=segment_values(segments, call.inputs.key)))
-        ).output
+        parts = call.inputs._replace(value=segment_values(segments, call.inputs.key))
+        # Other values, so not by the layout that a remembered call has for its own.
+        mass = run(replace(call, inputs=parts, dtype=wide_dtype(call.dtype), layout=None)).output
     more = {"top_index": index, "top_weight": weight, "top_rest": rest, "segment_mass": mass}
     given = {f.name: getattr(found, f.name) for f in fields(found)}
     return AttentionResult(**given | more)

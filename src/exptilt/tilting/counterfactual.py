@@ -16,10 +16,9 @@ from torch import Tensor
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import full_precision, is_concrete, is_wrapped
 from exptilt.tilting.arguments import explain_keywords, prepare
-from exptilt.tilting.attend import run
-from exptilt.tilting.key_side import weight_rows
+from exptilt.tilting.key_side import score_rows, weights_of
 from exptilt.tilting.problem import per_query_head, wide_dtype
 
 
@@ -91,59 +90,87 @@ def leave_one_out(
     call = prepare(caller, query, key, value, *options)
     t = call.inputs
     wide, heads = wide_dtype(t.query.dtype), t.query.shape[-3]
-    v = per_query_head(t.value.to(wide), heads, -3)
+    v = per_query_head(t.value.to(wide), heads, -3).expand(*t.query.shape[:-2], *t.value.shape[-2:])
+    if is_wrapped(t.query) or is_wrapped(t.key) or is_wrapped(v):
+        raise ArgumentError(
+            f"{caller}: does not run under torch.func. Pass whole batches, (..., heads, length, dim)."
+        )
     if is_concrete(v):
-        checks.finite(caller, query=query, key=key, value=value)
+        checks.finite(caller, value=value)
     full = (*t.query.shape[:-1], v.shape[-1])
     if direction is not None and (not isinstance(direction, Tensor) or direction.shape != full):
         got = tuple(direction.shape) if isinstance(direction, Tensor) else type(direction).__name__
         raise ArgumentError(f"{caller}: direction is {got}. Pass the shape of the output, {full}.")
-    known = run(call)
-    top = (known.score_max - known.log_normalizer).exp()  # the largest weight of each query
-    middle = v.mean(-2, keepdim=True)  # values about their mean: differences of norms lose fewer digits
-    v, o = v - middle, known.output.to(wide) - middle
-    one = torch.ones_like(o[..., :1])
-    # ‖o − v‖² as one product; with a direction ⟨g, o − v⟩
-    right = torch.cat([v, v.square().sum(-1, keepdim=True), torch.ones_like(v[..., :1])], -1)
-    if direction is None:
-        left = torch.cat([-2 * o, one, o.square().sum(-1, keepdim=True)], -1)
-    else:
-        g = direction.to(wide)
-        left = torch.cat([-g, 0 * one, (g * o).sum(-1, keepdim=True)], -1)
+    g = None if direction is None else direction.to(wide)
     total, largest, log_normalizer, alone = v.new_zeros(4, *full[:-2], v.shape[-2])
-    for index, rows, keys, p, outside in weight_rows(call, known.log_normalizer):
-        if not p.numel():
-            continue
-        change = left[index][rows] @ right[index][keys].mT
-        if direction is None:
-            change = change.clamp_(min=0).sqrt_()
-        change.mul_(p).div_(1 - p)
-        heavy = (top[index][rows] > 0.4).nonzero()[:, 0]
-        certain = (p[heavy] > 0.5).nonzero()  # at most one key of a query
-        if len(certain):
-            row, at = heavy[certain[:, 0]], certain[:, 1]
-            moved, lack = _without(p[row], at, outside[row], v[index][keys], middle[index])
-            change[row, at] = (
-                moved.norm(dim=-1) if direction is None else (g[index][rows][row] * moved).sum(-1)
+    if v.device.type == "meta":
+        return LeaveOneOut(total, largest, log_normalizer, alone.long())
+    with full_precision(v.device):
+        middle = v.mean(-2, keepdim=True)
+        v = v - middle  # about their mean: differences of norms lose fewer digits
+        for index, rows, keys, s in score_rows(call):
+            if keys.stop == keys.start:
+                continue
+            values = (
+                v[index][keys]
+                if s.shape[-1] == keys.stop - keys.start
+                else torch.cat([v[index][keys], -middle[index]])
             )
-            p[row, at] = 0.0
-            hit = torch.where(lack > 0, torch.where(lack > 0, lack, 1.0).log(), 0.0)
-            log_normalizer[index][keys].index_add_(0, at, hit)
-            alone[index][keys].index_add_(0, at, (lack == 0).to(wide))
-        total[index][keys] += change.sum(0)
-        seen = largest[index][keys]
-        change = change if direction is None else change.abs_()
-        seen.copy_(torch.maximum(seen, change.amax(0)))
-        log_normalizer[index][keys] += p.neg_().log1p_().sum(0)
+            change, lost, only = _without_each(
+                s, keys.stop - keys.start, values, -middle[index], g if g is None else g[index][rows]
+            )
+            total[index][keys] += change.sum(0)
+            seen = largest[index][keys]
+            change = change if g is None else change.abs_()
+            seen.copy_(torch.maximum(seen, change.amax(0)))
+            log_normalizer[index][keys] += lost
+            alone[index][keys] += only
+    if bool((total + log_normalizer).isnan().any()):
+        checks.finite(caller, query=query, key=key)
+        raise ArgumentError(
+            f"{caller}: a result is NaN, though queries and keys are finite. Look for NaN or +inf in bias, "
+            "log_weight, sink or direction, or scores that overflow."
+        )
     return LeaveOneOut(total, largest, log_normalizer, alone.long())
 
 
-def _without(p: Tensor, at: Tensor, outside: Tensor, v: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
-    """The change (rows, Dv) of the output without the key `at` of each row, and the weight that is left.
+def _without_each(s: Tensor, K: int, v: Tensor, nothing: Tensor, g: Tensor | None) -> tuple[Tensor, ...]:
+    """Changes (rows, K) of the output without each key; the sum of G's changes, and who sees nothing else.
 
-    p (rows, K) has most of its weight there; what is left is summed over the others and the sink.
+    Scores s and values v may have the sink after the K keys; `nothing` is the output of who sees nothing.
     """
-    others = p.scatter(-1, at[:, None], 0.0)
-    lack, rest = others.sum(-1) + outside.sum(-1), others @ v - outside.sum(-1, keepdim=True) * middle
-    mean = torch.where((lack > 0)[:, None], rest / torch.where(lack > 0, lack, 1.0)[:, None], -middle)
-    return p.gather(-1, at[:, None]) * (mean - v[at]), lack
+    p = weights_of(s)
+    o = p @ v
+    p = p[:, :K]
+    if g is None:
+        change = _distances(o, v[:K])
+    else:
+        change = (g * o).sum(-1, keepdim=True) - g @ v[:K].mT
+    change.mul_(p).div_(1 - p)
+    heaviest = p.max(-1)
+    row = (heaviest.values > 0.5).nonzero()[:, 0]
+    lost = p.neg().log1p_()
+    at, some = heaviest.indices[row], s[row]
+    some = some - some.amax(-1, keepdim=True)
+    others = some.scatter(-1, at[:, None], -torch.inf)
+    only = (others == -torch.inf).all(-1)
+    rest = torch.where(only[:, None], nothing, weights_of(others) @ v)
+    moved = heaviest.values[row][:, None] * (rest - v[at])
+    change[row, at] = moved.norm(dim=-1) if g is None else (g[row] * moved).sum(-1)
+    lost[row, at] = torch.where(only, 0.0, others.logsumexp(-1) - some.logsumexp(-1))
+    return change, lost.sum(0), lost.new_zeros(K).index_add_(0, at, only.to(lost.dtype))
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    """Distances (n, m) of points (n, D) and (m, D), by a product where it leaves enough digits."""
+    size, one = x.square().sum(-1, keepdim=True), torch.ones_like(y[:, :1])
+    found = (
+        torch.cat([-2 * x, torch.ones_like(size), size], -1)
+        @ torch.cat([y, y.square().sum(-1, keepdim=True), one], -1).mT
+    )
+    row, at = (found < size / 32).nonzero(as_tuple=True)  # mostly rounding: there |y| is near |x|
+    found = found.clamp_(min=0).sqrt_()
+    if 16 * len(row) > found.numel():
+        return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    found[row, at] = (x[row] - y[at]).norm(dim=-1)
+    return found

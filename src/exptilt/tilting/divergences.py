@@ -6,6 +6,7 @@ with p and q the attention of two heads, layers or models. The scores of a few q
 all keys they see; derivatives of every order compute them again (``derivatives/rows.py``).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import full_precision, is_concrete
 from exptilt.tilting.arguments import explain_keywords, prepare
 from exptilt.tilting.derivatives.rows import Results, Rows
 from exptilt.tilting.problem import Inputs, per_query_head
@@ -26,6 +27,8 @@ CELLS = 2**20  # scores of one attention held at a time
 def divergence_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
     r"""The terms p log(p/q) − p + q, none of them negative; their sum is KL(p‖q) of two distributions.
 
+    Infinite where q excludes what p does not, be p ever so small.
+
     Where p and q nearly agree a term is p (e^{−d} − 1 + d), d = log p − log q, which is of second order in d:
     the sum of the p·d alone would be lost in the rounding of terms of the first order.
     """
@@ -34,7 +37,8 @@ def divergence_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
     d = torch.where(seen, log_p, 0.0) - torch.where(seen, log_q, 0.0)
     near = d.abs() < 0.5
     small = torch.where(near, d, 0.0)
-    return torch.where(near & seen, p * (torch.expm1(-small) + small), p * d - p + q)
+    some = p.clamp(min=torch.finfo(p.dtype).tiny)  # times d = inf it is inf, also where p has underflowed
+    return torch.where(near & seen, p * (torch.expm1(-small) + small), some * d - p + q)
 
 
 class Side:
@@ -84,7 +88,7 @@ class Side:
     def keys(self, place: Tensor, length: int) -> slice:
         """The keys that some of these queries may see, by causality and window."""
         first, last = 0, length
-        if place.numel() and not torch.compiler.is_compiling():
+        if place.numel() and is_concrete(place):
             low, high = int(place[0]) + self.offset, int(place[-1]) + self.offset
             if self.rule.causal:
                 last = min(max(high + 1, 0), length)
@@ -191,12 +195,12 @@ def divergence(
         found = torch.where(alive, torch.where(there, terms, torch.inf), 0.0)
         return (found.movedim(-1, 0),), ()
 
-    cells = max(p.query[..., 0, 0].numel(), q.query[..., 0, 0].numel()) * max(1, K)
+    cells = max(math.prod(x.query.shape[:-2]) for x in (p, q)) * max(1, K)
     size = max(1, Q) if torch.compiler.is_compiling() else max(1, CELLS // max(1, cells))
     place = torch.arange(Q, device=p.query.device)
     tensors = [place, *sides[0].rows, *sides[1].rows, *sides[0].shared, *sides[1].shared]
     plan = Rows(some, 1 + length + len(sides[1].rows), size)
-    with torch.autocast(p.query.device.type, enabled=False):
+    with full_precision(p.query.device):
         compiling = torch.compiler.is_compiling()
         found = some(tensors[: plan.rows], tensors[plan.rows :])[0][0] if compiling else plan(*tensors)[0]
     result = found.movedim(0, -1)

@@ -1,4 +1,4 @@
-"""The weights of attention a few rows of one head at a time, and which keys a query attends to most."""
+"""The scores of attention a few rows of one head at a time, and which keys a query attends to most."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -6,19 +6,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import full_precision, is_concrete
 from exptilt.tilting.arguments import Call
 from exptilt.tilting.divergences import Side
 from exptilt.tilting.problem import Inputs, wide_dtype
 
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 CELLS = 2**18  # weights of one head held at a time: 1 MB in float32
 
 
-def weight_rows(call: Call, G: Tensor) -> Iterator[tuple[tuple[int, ...], slice, slice, Tensor, Tensor]]:
-    """Head by head, chunks of queries: (batch and head, rows, keys seen, their weights, the sink's)."""
+def score_rows(call: Call) -> Iterator[tuple[tuple[int, ...], slice, slice, Tensor]]:
+    """Head by head, chunks of queries: (batch and head, rows, keys seen, scores).
+
+    Scores (rows, keys) are −inf where hidden; if there is a sink, its score is one more column.
+    """
     t, rule = call.inputs, call.settings.rule
     wide, K = wide_dtype(t.query.dtype), t.key.shape[-2]
     size = max(1, CELLS // max(1, K))
@@ -31,10 +36,16 @@ def weight_rows(call: Call, G: Tensor) -> Iterator[tuple[tuple[int, ...], slice,
             place = torch.arange(rows.start, rows.stop, device=t.query.device)
             keys = side.keys(place, K)
             s = side.scores([x[rows] for x in side.rows], side.shared, place, keys)[0]
-            g = G[index][rows, None]
-            g = torch.where(g == -torch.inf, 0.0, g)
-            sink = s.new_zeros(len(place), 0) if one.sink is None else (one.sink - g).exp()
-            yield index, rows, keys, s.sub_(g).exp_(), sink
+            s = s if one.sink is None else torch.cat([s, one.sink.expand(len(place), 1)], -1)
+            yield index, rows, keys, s
+
+
+def weights_of(s: Tensor) -> Tensor:
+    """The weights of scores (rows, outcomes); 0 in rows that see nothing."""
+    if not s.shape[-1]:
+        return s
+    p = s.softmax(-1)  # NaN in all of a row that sees nothing
+    return p.masked_fill((s[:, :1] == -torch.inf) & p[:, :1].isnan(), 0.0)
 
 
 def _head(x: Tensor, index: tuple[int, ...], heads: int) -> Tensor:
@@ -45,7 +56,7 @@ def _head(x: Tensor, index: tuple[int, ...], heads: int) -> Tensor:
 
 
 @torch.no_grad()
-def top_keys(call: Call, G: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def top_keys(call: Call, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Places and weights (..., Hq, Q, k) of the heaviest keys of each query, and the weight left.
 
     Places of keys that a query does not see are −1, with weight 0. The sink's weight is left over.
@@ -55,20 +66,26 @@ def top_keys(call: Call, G: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]
     if count > K:
         raise ArgumentError(f"attend: top is {count}, there are {K} keys. Pass at most as many.")
     shape = call.inputs.query.shape[:-1]
-    places = torch.full((*shape, count), -1, device=G.device)
-    weight, rest = G.new_zeros(*shape, count), G.new_zeros(shape)
-    for index, rows, keys, p, outside in weight_rows(call, G):
-        few = min(count, p.shape[-1])
-        best = p.topk(few, -1)
-        places[index][rows, :few] = torch.where(best.values > 0, best.indices + keys.start, -1)
-        weight[index][rows, :few] = best.values
-        rest[index][rows] = p.scatter_(-1, best.indices, 0.0).sum(-1) + outside.sum(-1)
-    return places, weight, rest
+    found: list[list[Tensor]] = []
+    with full_precision(call.inputs.query.device):
+        for _, _, keys, s in score_rows(call):
+            width = keys.stop - keys.start
+            best = s[:, :width].topk(min(count, width), -1)
+            p, lack = weights_of(s), (0, count - best.indices.shape[-1])
+            places = torch.where(best.values == -torch.inf, -1, best.indices + keys.start)
+            weight = p.gather(-1, best.indices)
+            rest = p.scatter(-1, best.indices, 0.0).sum(-1)
+            found.append([pad(places, lack, value=-1), pad(weight, lack), rest])
+    wide = wide_dtype(call.inputs.query.dtype)
+    empty = call.inputs.query.new_empty(0, count, dtype=wide)
+    found = found or [[empty.long(), empty, empty[:, 0]]]
+    places, weight, rest = (torch.cat(x) for x in zip(*found, strict=True))
+    return places.reshape(*shape, count), weight.reshape(*shape, count), rest.reshape(shape)
 
 
 def segment_values(segments: Any, key: Tensor) -> Tensor:
     """(..., K, S): 1 where a key belongs to a segment; attention over them is the mass of segments."""
-    good = isinstance(segments, Tensor) and not segments.is_floating_point() and segments.dtype != torch.bool
+    good = isinstance(segments, Tensor) and segments.dtype in _WHOLE
     if not good or segments.shape != key.shape[-2:-1]:
         got = (
             f"{tuple(segments.shape)} {segments.dtype}"
@@ -78,7 +95,13 @@ def segment_values(segments: Any, key: Tensor) -> Tensor:
         raise ArgumentError(
             f"attend: segments is {got}. Pass a whole number from 0 for each of {key.shape[-2]} keys: (K,)."
         )
+    if segments.device != key.device or segments.is_meta:
+        raise ArgumentError(
+            f"attend: segments is on {segments.device}, key on {key.device}. Pass both on one device; "
+            "on meta the number of segments cannot be seen."
+        )
     if is_concrete(segments) and segments.numel() and bool((segments < 0).any()):
         raise ArgumentError("attend: segments has a negative number. Number them from 0.")
-    made = torch.nn.functional.one_hot(segments.long()).to(wide_dtype(key.dtype))
+    made = one_hot(segments.long()) if segments.numel() else segments.new_zeros(0, 0)
+    made = made.to(wide_dtype(key.dtype))
     return made.expand(*key.shape[:-2], *made.shape)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.plotting import html_curves, html_table
 from exptilt._support.transforms import in_transform, is_concrete, is_plain, pytree
@@ -145,9 +146,9 @@ def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
         >>> torch.allclose(halves.entropy, xt.attend(q, k, k).entropy)
         True
     """
-    parts = list(parts)
-    if not parts:
-        raise ArgumentError("merge: got no parts. Pass a list with at least one result of attend.")
+    parts = [] if parts is None or isinstance(parts, AttentionResult) else list(parts)
+    if not parts or not all(isinstance(part, AttentionResult) for part in parts):
+        raise ArgumentError("merge: parts are no results. Pass a list with at least one result of attend.")
     shapes = {tuple(part.output.shape) for part in parts}
     if len(shapes) > 1:
         hint = "Merge results of the same queries, with values of one dimension."
@@ -208,7 +209,8 @@ def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float =
     Args:
         whole: the result over all keys, output ``(..., Hq, Q, Dv)``.
         part: the result of the same queries over some of these keys, of the same shape.
-        tolerance: the largest relative error ε / (1 − w) to accept; beyond it the call is refused.
+        tolerance: the largest relative error ε / (1 − w) to accept; beyond it the call is refused. For
+            outputs in half precision, whose ε is larger, 8ε is accepted in any case.
 
     Returns:
         The result over the other keys. Its score_max is that of the whole, NaN where the maximum was in the
@@ -220,6 +222,10 @@ def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float =
         >>> torch.allclose(rest.output, xt.attend(q, k[:, 1:], k[:, 1:]).output)
         True
     """
+    if not isinstance(whole, AttentionResult) or not isinstance(part, AttentionResult):
+        got = f"{type(whole).__name__} and {type(part).__name__}"
+        raise ArgumentError(f"unmerge: got {got}. Pass two results of attend.")
+    checks.number("unmerge", "tolerance", tolerance, above=0)
     if whole.output.shape != part.output.shape:
         got = f"{tuple(whole.output.shape)} and {tuple(part.output.shape)}"
         raise ArgumentError(
@@ -234,7 +240,9 @@ def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float =
                 f"unmerge: the part weighs {most:.6g} of the whole, so its keys are not among the whole's. "
                 "Pass the result over all keys first, then the one over some of them, with the same options."
             )
-        few = 1 - w.detach() < eps / tolerance
+        rough = max(torch.finfo(x.output.dtype).eps for x in (whole, part))
+        tolerance = tolerance if rough == eps else max(tolerance, 8 * rough)
+        few = 1 - w.detach() < rough / tolerance
         if bool(few.any()):
             raise ArgumentError(
                 f"unmerge: the part has all but {max(0.0, 1 - most):.2g} of the weight of "
@@ -249,13 +257,15 @@ def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float =
     variance = (whole.score_variance - w * (part.score_variance + apart)) / left
     log_w = torch.where(some & (w > 0), torch.where(w > 0, w, 1.0).log(), 0.0)
     log_left = torch.log1p(-w)
+    output = whole.output + ratio.unsqueeze(-1) * (whole.output.to(w.dtype) - part.output)
+    kept = (part.score_max < whole.score_max) | (whole.score_max == -torch.inf)
     return AttentionResult(
-        whole.output + ratio.unsqueeze(-1).to(whole.output.dtype) * (whole.output - part.output),
+        output.to(whole.output.dtype),
         whole.log_normalizer + log_left,
         ((whole.entropy - w * (part.entropy - log_w)) / left + log_left).clamp(min=0),
         mean,
         (variance - (mean - whole.score_mean).square()).clamp(min=0),
-        torch.where(part.score_max < whole.score_max, whole.score_max, torch.nan),
+        torch.where(kept, whole.score_max, torch.nan),
     )
 
 

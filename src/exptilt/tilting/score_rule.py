@@ -5,7 +5,7 @@ r"""The score rule: what a score is, and who sees whom.
 Query and key sequences end together: query i stands at key i' = i + K − Q. Causality hides keys j > i', a
 window of w those with i' − j >= w, and without causality also those with j − i' >= w, and a mask those where
 it is False. Everything in this package that needs scores in torch asks here; the compiled kernels have the
-same rule in ``csrc/scores.hpp`` (CPU) and ``backends/triton/scores.py`` (GPU).
+same rule in ``csrc/attention/scores.hpp`` (CPU) and ``backends/triton/scores.py`` (GPU).
 """
 
 from dataclasses import dataclass

@@ -131,3 +131,12 @@ def test_a_head_is_of_a_kind_beyond_two_errors():
     assert found["previous token"].members.tolist() == [[True, False, False]]
     assert found["local"].members.tolist() == [[True, True, False]]
     assert all(rule.measure in HEADS for rule in RULES.values())
+
+
+def test_repr_is_short():
+    value = np.linspace(0.0, 1.0, 12).reshape(3, 4)
+    measure = HeadMeasure("", "", "", "", value)
+    found = kinds({"previous_mass": measure})["previous token"]
+    assert repr(found).startswith(f"<{found.members.sum()} of 12 heads: L")
+    assert len(repr(found)) < 60
+    assert repr(dataclasses.replace(found, members=value > 2)) == "<0 of 12 heads>"

@@ -212,3 +212,12 @@ def test_several_forward_passes_join_by_the_stated_rule():
         ]
     )
     assert table[1, 3] == pytest.approx(float(everything.std(correction=0)))
+
+
+def test_repr_is_short():
+    model = models.make("gpt2")
+    watching = xt.lens.watch(model)
+    assert repr(watching) == "<Watch of GPT2LMHeadModel: 0 attention calls; read .record>"
+    with watching:
+        run(model, models.inputs("gpt2", None)[0])
+    assert f"{len(watching.record.calls)} attention calls" in repr(watching)

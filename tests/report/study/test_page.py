@@ -239,7 +239,7 @@ def test_sentences_on_one_head(made):
     assert f"Puts {share:.0%}".replace("%", " %") in said
     assert "Highest of all heads in “mass on the first token”" in said
     assert (
-        f"The token “<s>” draws {detail.top_tokens[0].lift:.3g} times what even attention would give it."
+        f"The token “<s>” gets {detail.top_tokens[0].lift:.3g} times its share under uniform attention."
         in said
     )
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError
-from exptilt.switching import SwitchingLinearGaussian
+from exptilt.switching import SwitchingLinearGaussian, fit_parameters
 from exptilt.switching.inference.window import follows, newest
+from exptilt.switching.parameters import INITIAL
 
 
 def _covariance(rng, *shape):
@@ -98,6 +99,8 @@ def test_counts_of_laws():
     model, y = _model(M=3)
     kept = {m: model.filter(y, method=m).laws_kept for m in ("gpb1", "gpb2", "imm", "gpb3", "gpb5", "exact")}
     assert kept == {"gpb1": 1, "gpb2": 3, "imm": 3, "gpb3": 9, "gpb5": 81, "exact": 3**7}
+    updated = {m: model.online(method=m).laws_updated for m in ("gpb1", "imm", "gpb2")}
+    assert updated == {"gpb1": 3, "imm": 3, "gpb2": 9}
 
 
 def test_batches_inputs_and_the_last_step():
@@ -144,6 +147,34 @@ def test_gradient_through_windows():
         want = (ends[0] - ends[1]) / 2e-6
         got = float((tensor.grad * torch.from_numpy(step)).sum()) / 1e-6
         assert got == pytest.approx(want, rel=1e-6)
+
+
+def test_fits_by_windows():
+    """The likelihood that is climbed is that of GPB3, and its summary and regimes are too; EM says no."""
+    model, _ = _model(seed=3)
+    y = model.sample(40, generator=torch.Generator().manual_seed(0)).y
+    held = ("transition", "process_noise", "observation", "observation_noise")
+    fit = model.fit(y, method="mle", filter="gpb3", fixed=held, standard_errors=False)
+    assert fit.log_likelihood == pytest.approx(fit.model.filter(y, method="gpb3").log_likelihood, abs=1e-9)
+    assert fit.log_likelihood > model.filter(y, method="gpb3").log_likelihood
+    assert "log-likelihood" in fit.summary()
+    np.testing.assert_allclose(
+        fit.regime_probability(), fit.model.smooth(y, method="gpb3").mode_probability, rtol=1e-12
+    )
+    tensors = {name: torch.from_numpy(getattr(model, name)) for name in (*held, "dynamics")}
+    tensors |= {name: torch.from_numpy(getattr(model, name)) for name in INITIAL}
+    found = fit_parameters(
+        lambda x: SwitchingLinearGaussian(**(tensors | {"dynamics": x[0] * tensors["dynamics"]})),
+        [1.0],
+        y,
+        filter="gpb3",
+    )
+    want = found.model.filter(y, method="gpb3").log_likelihood
+    assert found.log_likelihood == pytest.approx(float(want), abs=1e-9)
+    with pytest.raises(ArgumentError, match=r"filter is 'gpb3', and EM takes one of .*Use method=\"mle\""):
+        model.fit(y, filter="gpb3")
+    with pytest.raises(ArgumentError, match="fit_parameters: filter is 'gpb0'"):
+        fit_parameters(lambda x: model, [1.0], y, filter="gpb0")
 
 
 def test_bad_orders_are_refused():

@@ -11,10 +11,12 @@ import torch
 from exptilt.switching import (
     FitStatus,
     SwitchingLinearGaussian,
+    fit_named_model,
     fit_parameters,
     local_level,
     markov_autoregression,
     markov_regression,
+    unobserved_cycle,
 )
 from exptilt.switching.learning.climb import climb, hessian
 
@@ -85,6 +87,93 @@ def test_a_flat_direction_is_no_maximum():
     end = climb(lambda x: (float(x[0] ** 2), np.array([2 * x[0], 0.0])), np.ones(2), 100, 1e-9, False)
     assert (end.status, end.which) == (FitStatus.STALLED, 1)
     assert "does not depend on" in end.reason
+
+
+def test_a_number_without_effect_is_not_at_a_bound():
+    """Flat wherever it is put: not determined. Flat one way only: at its bound, and no fault."""
+    bounded = np.array([False, True])
+    flat = climb(lambda x: (x[0] ** 2, 2 * x * [1, 0]), np.ones(2), 100, 1e-9, False, None, bounded)
+    assert (flat.status, flat.which) == (FitStatus.STALLED, 1)
+    assert np.isnan(flat.inverse).all()
+
+    def at_bound(x):
+        return x[0] ** 2 + np.logaddexp(0, x[1]), np.array([2 * x[0], np.exp(-np.logaddexp(0, -x[1]))])
+
+    end = climb(at_bound, np.array([1.0, -40.0]), 100, 1e-9, False, None, bounded)
+    assert end.status is FitStatus.CONVERGED
+    assert end.inverse[0, 0] == pytest.approx(0.5)
+
+
+def test_a_number_without_effect_is_moved_if_that_shows_a_way_on():
+    """At x₀ = 0 the second number does nothing, but x₀² falls where it is above 2."""
+
+    def evaluate(x):
+        share = np.exp(-np.logaddexp(0, 2 - x[1]))
+        value = (1 - 2 * share) * x[0] ** 2 + x[0] ** 4
+        slope = [2 * (1 - 2 * share) * x[0] + 4 * x[0] ** 3, -2 * share * (1 - share) * x[0] ** 2]
+        return value, np.array(slope)
+
+    end = climb(evaluate, np.array([0.01, -3.0]), 100, 1e-9, False, None, np.array([False, True]))
+    assert end.status is FitStatus.CONVERGED
+    assert end.value == pytest.approx(0.25, abs=1e-4)
+
+
+@pytest.mark.parametrize("regimes", [2, 3])
+def test_regimes_that_are_the_same_are_named(regimes):
+    """One regime is in the data: an end where all are the same is no maximum, and says so."""
+    same = []
+    for seed in (1, 11, 20):
+        y = np.random.default_rng(seed).normal(size=150)
+        one = markov_regression(y, regimes=1)
+        fits = [markov_regression(y, regimes=regimes, switching="intercept", starts=1)]
+        if regimes == 2:
+            fits.append(markov_autoregression(y, order=1, switching="intercept", starts=1))
+            fits.append(level_model(np.zeros(2) + y.mean(), np.ones(2)).fit(y, fixed=NO_STATE, method="mle"))
+        assert fits[0].log_likelihood > one.log_likelihood - 1e-6
+        for fit in fits:
+            level = fit.estimates.get("intercept", fit.estimates.get("observation_offset"))
+            if np.ptp(level) < 1e-3:
+                same.append(fit)
+                assert fit.status is FitStatus.STALLED
+                assert "are the same: the transition probabilities are not determined" in fit.reason
+                assert np.isnan(fit.standard_errors["transition"]).all()
+    assert same
+
+
+def test_fits_show_how_far_they_are(monkeypatch):
+    """Drawn starts and climbs are counted; a single climb counts its steps."""
+    shown = []
+
+    def track(items, description, *, show=None, **_):
+        if show is not False:
+            shown.append((description, show))
+        yield from items
+
+    monkeypatch.setattr("exptilt.switching.learning.climb.track", track)
+    y = switching_series(2, (0.0, 3.0), (1.0, 1.0), 60)
+    fit_named_model(y, progress=True, starts=2)
+    markov_regression(y, starts=2)
+    markov_regression(y, starts=1)
+    assert shown == [
+        ("starts", True),
+        ("climbs", True),
+        ("starts", None),
+        ("climbs", None),
+        ("starts", None),
+        ("maximum likelihood", None),
+    ]
+    shown.clear()
+    fit_named_model(y, progress=False, starts=2)
+    assert not shown
+
+
+def test_lams_series_leaves_the_point_where_drifts_are_the_same():
+    """It was called converged at −220.4355, where any transition probabilities do."""
+    level = json.loads((DATA / "reference_lam_gnp.json").read_text("utf-8"))["level"]
+    y = 100 * np.log(level[:152])
+    fit = unobserved_cycle(y, order=2, fixed={"irregular": 0.0, "level": 0.0}, starts=1)
+    assert fit.log_likelihood > -218.7
+    assert np.ptp(fit.estimates["drift"]) > 0.1
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

@@ -8,7 +8,7 @@ import torch
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from exptilt.switching import FitStatus, SwitchingLinearGaussian, fit_named_model
+from exptilt.switching import Fit, FitStatus, SwitchingLinearGaussian, fit_named_model
 from exptilt.switching.learning.climb import climb
 from oracles.switching_models import random_model
 
@@ -472,3 +472,14 @@ def test_em_of_a_level_that_wanders_far_from_zero(shift):
     far = moved.fit(y + shift, fixed=fixed, max_steps=40, standard_errors=False)
     np.testing.assert_allclose(far.model.process_noise, near.model.process_noise, rtol=1e-6)
     np.testing.assert_allclose(far.model.observation_noise, near.model.observation_noise, rtol=1e-6)
+
+
+def test_repr_is_short():
+    model = random_model(np.random.default_rng(0), 2, 1, 1)
+    fit = Fit(
+        model=model, log_likelihood=-1234.5678, status=FitStatus.MAX_STEPS, free_parameters=3, observations=20
+    )
+    assert repr(fit) == (
+        "<Fit of SwitchingLinearGaussian: log-likelihood -1234.57, 3 free parameters, 20 observed values;\n"
+        " stopped at max_steps; the log-likelihood was still rising>"
+    )

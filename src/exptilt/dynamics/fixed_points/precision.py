@@ -79,8 +79,7 @@ def lifted(
     if state.dtype not in _DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         raise ArgumentError(
-            f"{caller}: {name} has dtype {state.dtype}, in which nothing can converge. "
-            f"Pass floating point: {known}."
+            f"{caller}: {name} has dtype {state.dtype}, which is not supported. Pass floating point: {known}."
         )
     if event_dims > state.ndim:
         raise ArgumentError(

@@ -196,7 +196,7 @@ def _eigenvalue(
     number(caller, "tolerance", tolerance, above=0)
     if in_transform():
         raise ArgumentError(
-            f"{caller}: a spectrum is looked at, not differentiated. Call it outside torch.func transforms."
+            f"{caller}: a spectrum cannot be differentiated. Call it outside torch.func transforms."
         )
     with torch.no_grad():
         function, point, image, precision = lifted(caller, name, function, point, event_dims)

@@ -128,7 +128,11 @@ def _effects(
     def count(call: AttentionCall) -> None:
         nonlocal causal
         if call.step:
-            raise ArgumentError(f"edits: layer {call.layer} attends more than once in a forward pass.")
+            raise ArgumentError(
+                f"edits: layer {call.layer} attends more than once in a forward pass, so a head has no "
+                "single output to take away. "
+                "Use watch(model, edit=...) with a function that picks the call."
+            )
         heads[call.layer] = call.query.shape[1]
         ahead = 1 + call.key.shape[2] - call.query.shape[2]
         causal = causal and (call.kind == "cross" or not call.pattern(0).triu(ahead).any())

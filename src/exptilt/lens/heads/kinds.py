@@ -13,8 +13,8 @@ On n random tokens, followed by the same n again in the same order:
 
 A kind is a threshold on one of these. A head is of the kind if it is beyond the threshold by two standard
 errors (by the value alone where the error is not known), so a head may be of several kinds, or of none. Where
-it is known what even attention would give, a head must also be halfway from that to 1: in a text of commas
-every head looks at commas.
+the share under uniform attention is known, a head must also be halfway from that share to 1: in a text of
+commas every head looks at commas.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ PICTURES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeadKind:
     """The heads of one kind.
 
@@ -82,6 +82,11 @@ class HeadKind:
     value: Array
     error: Array | None
     members: NDArray[np.bool_]
+
+    def __repr__(self) -> str:
+        count, places = self.members.sum(), np.argwhere(self.members)[:4]
+        some = [f"L{layer}H{head}" for layer, head in places] + ["..."] * (count > 4)
+        return f"<{count} of {self.members.size} heads{': ' if some else ''}{' '.join(some)}>"
 
 
 Kind = HeadKind  # former name, for studies pickled under it

@@ -215,8 +215,9 @@ def _count(model: nn.Module, given: Mapping[str, Tensor]) -> int:
         model(**{name: x.to(device) for name, x in given.items()})
     if any(batch != 1 for batch, _ in sizes):
         raise ArgumentError(
-            f"study: {type(model).__name__} attends within windows, and a study asks of each query how it "
-            "attends to a whole picture. Use xt.lens.watch, which takes any attention."
+            f"study: {type(model).__name__} attends within windows, and a study needs attention over "
+            "the whole "
+            "picture. Use xt.lens.watch, which takes any attention."
         )
     return sizes[0][1]
 

@@ -145,7 +145,7 @@ def load_processor(source: Path, reads: str) -> Any:
     kind = transformers.AutoImageProcessor if reads == "pictures" else transformers.AutoFeatureExtractor
     if not any((source / name).is_file() for name in PROCESSOR_FILES):
         raise ArgumentError(
-            f"{source} does not say how its model is given {reads} ({' or '.join(PROCESSOR_FILES)}). "
+            f"{source} has no processor that turns {reads} into tensors ({' or '.join(PROCESSOR_FILES)}). "
             "Save its processor there."
         )
     with quiet(), _explained(source, "processor"):

@@ -18,10 +18,10 @@ _COMMON = {
     "repeats": "The texts have too few different tokens, or this is cross-attention.",
     "tokens": "Geometric mean over tokens without the first.",
     "no_matrix": "Queries or keys are not an affine function of the module's input (they are normalised, "
-    "say), so there is no such matrix; or it does not run on inputs of ours.",
-    "no_stream": "What a head writes to the residual stream was not found in this architecture: the stream "
-    "itself was not, or what attention adds to it is not a scaling of what its output projection gives, or "
-    "the block does not run on other hidden states.",
+    "say), so there is no such matrix; or the module does not run on our test inputs.",
+    "no_stream": "The write of a head to the residual stream was not found in this architecture: there is no "
+    "residual stream, or attention adds something other than a multiple of its output projection, or the "
+    "block does not run on other hidden states.",
 }
 
 
@@ -88,8 +88,8 @@ first_token_mass | mass on the first token | | 0..1
     Share of attention that the typical query gives to the first token (attention sink).
     Assumes: {median} Texts begin where they were cut, so the first token is often arbitrary.
 key_mass_divergence | key-mass concentration | nats | 0..
-    How unevenly keys draw attention: KL divergence of their shares from what even attention would give. 0
-    is even.
+    How unevenly keys get attention: KL divergence of their shares from those under uniform attention. 0
+    is uniform.
     Assumes: Shares are summed over all queries of a text; the baseline knows the mask.
 previous_mass | mass on the token before | | 0..1
     Share of attention that goes to the token before: near 1 for a previous-token head.
@@ -101,9 +101,9 @@ next_mass | mass on the token after | | 0..1
     Absent: No query sees the token after it, or this is cross-attention.
 delimiter_mass | mass on delimiters | | 0..1
     Share of attention that goes to blanks, line ends, punctuation and special tokens, the first token left
-    out. Baseline: what even attention would give them.
-    Assumes: Over all queries of a text. What is a delimiter is told by its characters; unknown tokens
-    are not.
+    out. Baseline: their share under uniform attention.
+    Assumes: Over all queries of a text. A delimiter is recognised by its characters; unknown tokens are
+    not delimiters.
     Absent: {places}
 near_mass | mass nearby | | 0..1
     Share of attention that the typical query gives to the 8 nearest tokens on either side and to itself; of
@@ -111,14 +111,14 @@ near_mass | mass nearby | | 0..1
     Assumes: {median}
     Absent: {places}
 duplicate_mass | duplicate mass | | 0..1
-    On random tokens in a row, then once more: share of attention from the second time on the same token the
-    first time.
-    Assumes: Random order, so that nothing else ties the two; the text's own tokens.
+    On a random sequence of tokens that is repeated once: share of attention from a token in the second copy
+    on the same token in the first.
+    Assumes: Tokens of the text in random order, so that nothing else connects the two copies.
     Absent: {repeats}
 induction_mass | induction mass | | 0..1
-    On random tokens in a row, then once more: share of attention on the token that came after it the first
-    time, which is what comes next.
-    Assumes: As for duplicates. Random tokens are not a text: an induction head shows here more purely.
+    On a random sequence of tokens that is repeated once: share of attention from a token in the second copy
+    on the token that followed it in the first, which is the token to predict.
+    Assumes: As for duplicates. Random tokens are not a text: induction heads show more clearly on them.
     Absent: {repeats}
 write_size | size of the write | | 0..
     Length of what the head writes to a token's state in the residual stream, over the length of that state;

@@ -38,8 +38,8 @@ def of_study(study: "Study") -> str:
 
 def of_head(detail: "HeadDetail") -> str:
     """HTML picture of attention over the strip, and a table of the tokens that draw most."""
-    title = f"Attention of layer {detail.layer}, head {detail.head}: rows look, columns are looked at"
+    title = f"Attention of layer {detail.layer}, head {detail.head}: rows are queries, columns are keys"
     picture = html_squares(np.asarray(detail.strip), title)
     rows = [(repr(t.token), t.lift, f"{100 * t.mass:.2g} %", t.count) for t in detail.top_tokens]
     caption = f"Layer {detail.layer}, head {detail.head}"
-    return picture + html_table(("token", "times even", "share", "count"), rows, caption)
+    return picture + html_table(("token", "times uniform", "share", "count"), rows, caption)

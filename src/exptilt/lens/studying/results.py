@@ -112,7 +112,7 @@ class TokenMass:
         token: its text, untrusted.
         mass: mean attention per query that can see it, over its occurrences.
         count: number of occurrences.
-        lift: attention it draws over what even attention would give to the same positions; 1 is average.
+        lift: attention it gets over its share under uniform attention; 1 is average.
             Under a causal mask early positions draw more whatever stands there, and lift takes that out.
     """
 

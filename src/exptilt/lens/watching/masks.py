@@ -181,8 +181,8 @@ def split_mask(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return mask, None
     if not mask.is_floating_point():
         raise ArgumentError(
-            f"watch: a mask of dtype {mask.dtype} says neither True and False nor what to add. Pass booleans "
-            "or floats."
+            f"watch: a mask of dtype {mask.dtype} is neither boolean nor floating point. Pass booleans "
+            "(True: visible), or floats to add to the scores."
         )
     lowest = torch.finfo(mask.dtype).min / 2
     if not is_concrete(mask):  # inside vmap the numbers cannot be inspected

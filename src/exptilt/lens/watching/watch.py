@@ -68,6 +68,9 @@ class Watch:
         self._seen: set[nn.Module | None] = set()
         self._changed = False  # whether `edit` has changed a call
 
+    def __repr__(self) -> str:
+        return f"<Watch of {self.intercepted.name}: {len(self.record.calls)} attention calls; read .record>"
+
     @never_compiled
     def __enter__(self) -> "Watch":
         self._interception.__enter__()

@@ -24,10 +24,10 @@ ASSETS = ("study/study.css", "ledger/ledger.css", "ledger/landscape.js", "ledger
 RULES = {
     Verdict.EXACT: "every check of the claim is an identity or an inequality, and holds to rounding",
     Verdict.CORRECTED: "the claim passes, the formula as printed does not",
-    Verdict.SCOPED: "the claim passes, a wider reading of it does not",
-    Verdict.MEASURED: "every number keeps its bound with these settings, which is no proof",
-    Verdict.PARTLY: "of several measured numbers some pass and others do not",
-    Verdict.REFUTED: "a check of the claim or a guard fails, or of several measured none passes",
+    Verdict.SCOPED: "the claim passes, a broader version of it does not",
+    Verdict.MEASURED: "every number stays within its bound with these settings; this is not a proof",
+    Verdict.PARTLY: "some of the measured numbers pass, others do not",
+    Verdict.REFUTED: "a check of the claim or a guard fails, or no measured number passes",
     Verdict.OPEN: "a number that is needed is missing",
 }
 HEADER = ("number", "mean", "95% interval", "part", "bound", "passes")
@@ -118,13 +118,14 @@ def _entry(each: Evidence, place: int) -> dict[str, Any]:
 
 
 def _bounds(each: Evidence) -> str:
-    """When the bounds of a claim about trained models were chosen, in a sentence; empty for other claims."""
+    """When the bounds of what is measured were chosen, in a sentence; empty if nothing is."""
     if each.id not in ASKED:
-        return ""
+        loose = any(c.role == "measured" or (c.role == "claim" and not c.exact) for c in each.checks)
+        return "Bounds that are not rounding were chosen after a look at first results." if loose else ""
     said = predictions()
     if each.settings.get("model", MODEL) in said["seen"]:
         return (
-            "The bounds were chosen after a look at this model: here they describe it, and only other models "
+            "The bounds were chosen after this model was measured: they describe it, and only other models "
             "test them."
         )
     return (

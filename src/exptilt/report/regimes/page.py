@@ -37,7 +37,7 @@ WORDS = {
 DOWNLOADS = {
     "probabilities.csv": "filtered and smoothed probabilities, likeliest path, signal and residuals by row",
     "regimes.csv": "the list of regimes with their dates and statistics",
-    "forecast.csv": "means, intervals and regime probabilities of the rows that come next",
+    "forecast.csv": "forecast means, intervals and regime probabilities",
     "regimes.json": "every number of this page",
 }
 MOST = 60  # rows of the list of regimes on the page; the file has all
@@ -109,7 +109,7 @@ def tables(found: Regimes) -> dict[str, str]:
 def html(found: Regimes) -> str:
     """The page as one HTML string."""
     key = [(*shade(k), f"regime {name_of(found, k)}") for k in range(len(found.share))]
-    key += [] if found.shaded is None else [(SHADED[0], 0.8, "shaded as asked")]
+    key += [] if found.shaded is None else [(SHADED[0], 0.8, "shaded periods")]
     context = {"now": now(found), "key": key, "narrow": draw(found, narrow=True), "downloads": DOWNLOADS}
     return render(build(found), template="regimes.html", assets=("regimes/regimes.css",), context=context)
 
@@ -148,7 +148,7 @@ def _told_apart(found: Regimes) -> list[str]:
     """A sentence if nothing tells the regimes apart by name."""
     if len(found.share) == 1 or any(words_of(found)):
         return []
-    return ["Neither levels nor deviations of the regimes differ clearly: they are told by number alone."]
+    return ["The regimes do not differ clearly in level or deviation, so they have numbers and no names."]
 
 
 def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
@@ -220,15 +220,15 @@ def _comparison(found: Regimes) -> Section:
     text = [
         f"{c.said[0].upper()}{c.said[1:]}. BIC and AIC are better when lower. The log score is the "
         "mean of log p(a value | "
-        "those before it) over the last part of the series, fitted to what came before; higher is "
-        "better, and it is what counts if you mean to forecast."
+        "those before it) over the last part of the series, with parameters fitted to the part before; "
+        "higher is better. Choose by the log score if you want to forecast."
     ]
     text += [f"{k} regimes could not be fitted: {why}" for k, why in c.failed.items()]
     bounded = [str(k) for k, fit in c.fits.items() if fit.status is FitStatus.DEGENERATE]
     if bounded:
         text.append(
             f"With {' and '.join(bounded)} regimes the likelihood has no bound, because a regime can shrink "
-            "onto a few points; the row is of the best bounded maximum."
+            "onto a few points; the row shows the best bounded maximum."
         )
     criteria = ("log_likelihood", "aic", "bic", "log_score")
     cells: list[Sequence[Cell]] = [numbers(getattr(c, name)) for name in criteria]

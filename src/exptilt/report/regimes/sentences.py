@@ -79,11 +79,11 @@ def agreement(found: Regimes) -> str:
     if found.shaded is None:
         return ""
     if not found.shaded.any():
-        return "No row of the series lies in the shaded spans."
+        return "No row of the series lies in the shaded periods."
     inside = [float((found.shaded == (found.likely == k)).mean()) for k in range(len(found.share))]
     best = int(np.argmax(inside))
     return (
-        f"{int(found.shaded.sum())} rows are shaded as asked; regime {name_of(found, best)} is the likeliest "
+        f"{int(found.shaded.sum())} rows are shaded; regime {name_of(found, best)} is the likeliest "
         f"in {100 * float((found.likely == best)[found.shaded].mean()):.0f} % of them and in "
         f"{100 * float((found.likely == best)[~found.shaded].mean()):.0f} % of the others."
     )
@@ -97,13 +97,14 @@ def verdicts(found: Regimes) -> list[str]:
         if "Ljung–Box" in bad:
             hint = {"level": "--lags 1, --model local-level, or its changes", "autoregression": "more lags"}
             out.append(
-                f"The residuals of {name} are correlated: the model misses what carries over from one "
-                f"{found.unit} to the next, and this forecast with it. "
+                f"The residuals of {name} are correlated: the model, and so its forecast, misses what "
+                "carries over from one "
+                f"{found.unit} to the next. "
                 f"Try {hint.get(found.kind, 'more regimes')}."
             )
         elif bad:
             words = {
-                "Ljung–Box of squares": "their size changes in time",
+                "Ljung–Box of squares": "their size changes over time",
                 "Jarque–Bera": "their tails are not normal",
             }
             what = " and ".join(words[b] for b in sorted(bad))
@@ -112,7 +113,7 @@ def verdicts(found: Regimes) -> list[str]:
                 "the intervals may be too wide or too narrow."
             )
         elif tests:
-            out.append(f"The residuals of {name} look as they should: nothing speaks against the intervals.")
+            out.append(f"The residuals of {name} pass all tests: there is no reason to doubt the intervals.")
     return out
 
 

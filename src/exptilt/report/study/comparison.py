@@ -41,13 +41,14 @@ def page_part(study: Study, other: Study) -> Against:
         unit = "" if not d.unit or d.title.endswith(d.unit) else f", {d.unit}"
         rows.append([f"{d.title}{unit}", *d.means, gap, *(count if counted else [])])
     note = (
-        "Means over heads. A head counts as different beyond two standard errors, which are taken over texts "
-        "as if the two were measured on different ones."
+        "Means over heads. A head counts as different if the difference exceeds two standard errors. "
+        "Errors are "
+        "taken over texts, as if the two models had read different texts."
     )
     header = ("statistic", study.name, other.name, "difference", *(["heads that differ"] if counted else []))
     layers, heads = shape(other)
     lead = (
-        "the same heads in both; those that differ most surely, first."
+        "both have the same heads; the most certain differences come first."
         if same
         else (f"{other.name} has {layers} layers of {heads} heads, so only means over heads can be compared.")
     )

@@ -48,7 +48,7 @@ KINDS = {
     "induction": "Induction heads",
     "first token": "Attention sinks",
     "previous token": "Previous-token heads",
-    "delimiter": "Heads of delimiters",
+    "delimiter": "Delimiter heads",
     "duplicate": "Duplicate-token heads",
     "next token": "Next-token heads",
     "local": "Local heads",
@@ -95,7 +95,7 @@ def findings(study: Study) -> list[Finding]:
     some = kinds[: MOST - min(2, len(far))] + far  # the two farthest heads always have a place
     rest = [f for f in kept if f.z == 0]
     if not some and study.details:
-        rest.insert(0, Finding("No head stands out from the others.", 0.0, None, "", "Much alike"))
+        rest.insert(0, Finding("No head stands out from the others.", 0.0, None, "", "No outliers"))
     return some[:MOST] + (rest[: max(1, LEAST - len(some))] if len(some) < MOST else [])
 
 
@@ -184,7 +184,7 @@ def _favourite(study: Study, place: Place) -> str:
     if detail is None or not detail.top_tokens or not detail.top_tokens[0].lift > 2:
         return ""
     best = detail.top_tokens[0]
-    return f"; “{visible(best.token)}” draws {number(best.lift)} times its even share"
+    return f"; “{visible(best.token)}” gets {number(best.lift)} times its share under uniform attention"
 
 
 def _collapse(study: Study) -> Iterator[Finding]:
@@ -203,7 +203,7 @@ def _collapse(study: Study) -> Iterator[Finding]:
         place = (int(layer), int(head))
         steps = f"{int(training.steps[step])} and {int(training.steps[step + 1])}"
         text = f"The entropy of {head_name(place)} fell from {number(before)} to {number(after, 'nats')} "
-        text += f"between step {steps} (no error known)."
+        text += f"between step {steps} (standard error not estimated at checkpoints)."
         yield Finding(text, z, place, "entropy", "Collapsed in training")
 
 
@@ -264,8 +264,8 @@ def cautions(study: Study) -> list[str]:
     tokens, unknown = study.text_facts.get("tokens"), study.text_facts.get("unknown tokens")
     if isinstance(tokens, int) and tokens < FEW_TOKENS:
         found.append(
-            f"Only {tokens} tokens were read. Numbers of so short a text say little of the model; pass one "
-            f"of at least {FEW_TOKENS} tokens."
+            f"Only {tokens} tokens were read. So short a text says little about the model; pass at least "
+            f"{FEW_TOKENS} tokens."
         )
     if isinstance(tokens, int) and isinstance(unknown, int) and unknown > UNKNOWN * tokens:
         found.append(

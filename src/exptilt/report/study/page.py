@@ -30,9 +30,9 @@ from exptilt.report.tokens import plain
 SCRIPTS = ("basics", "charts", "heatmap", "attention", "head", "thumbnails", "curves", "start")
 ASSETS = ("study/study.css", *(f"study/{name}.js" for name in SCRIPTS))
 CAUTION = (
-    "These are descriptions of one model on one text. Theory reads attention as ascent on a "
-    "log-normalizer, or descent of an energy; in trained transformers such energies are not monotone "
-    "along the depth, and nothing here says that a head does what it does for a reason."
+    "These are descriptions of one model on one text, not causes. In theory attention climbs a "
+    "log-normalizer, or lowers an energy; in trained transformers these energies are not monotone "
+    "from layer to layer."
 )
 
 
@@ -96,8 +96,8 @@ def lead(study: Study) -> str:
     """One sentence on what the page is about."""
     layers, heads = sentences.shape(study)
     steps = 0 if study.training is None else len(study.training.steps)
-    over = f", and over {steps} checkpoints of its training" if steps else ""
-    what = "attention heads, each measured as what it is: a probability on the keys, tilted by the query"
+    over = f" at {steps} checkpoints of its training" if steps else ""
+    what = "attention heads, measured"
     return f"{layers * heads} {what}{over}."
 
 

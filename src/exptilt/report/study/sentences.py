@@ -145,7 +145,7 @@ def of_head(study: Study, detail: HeadDetail) -> str:
         parts.append(f"Puts {percent(first)} of its attention on the first token.")
     if detail.top_tokens and math.isfinite(detail.top_tokens[0].lift):
         best = detail.top_tokens[0]
-        times = f"draws {number(best.lift)} times what even attention would give it."
+        times = f"gets {number(best.lift)} times its share under uniform attention."
         parts.append(f"The token “{visible(best.token)}” {times}")
     for measure in study.heads.values():
         found = summary(measure)
@@ -172,8 +172,8 @@ def of_layers(measure: LayerMeasure) -> str:
     value = np.asarray(measure.value)
     if value.ndim == 2:
         return (
-            "One line a place, from the first to the last along the depth; "
-            "each falls from its largest component to its smallest."
+            "One line for each place along the depth. "
+            "Each line shows the components of that place, the largest first."
         )
     known = np.flatnonzero(np.isfinite(value))
     if not len(known):

@@ -1,6 +1,7 @@
 """A model and its observations as the compiled core takes them, and what it leaves as a family again.
 
-The beliefs are those of ``csrc/conjugate.hpp``, the filters those of ``csrc/switching.hpp``.
+The beliefs are those of ``csrc/families/conjugate.hpp``, the filters those of
+``csrc/switching/switching.hpp``.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,12 +22,17 @@ from .dynamics import DiscountedDynamics
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
-FITTED: dict[type, int] = {Gamma: 0, Beta: 1, Dirichlet: 1, NormalGamma: 2}  # as in csrc/conjugate.hpp
+FITTED: dict[type, int] = {
+    Gamma: 0,
+    Beta: 1,
+    Dirichlet: 1,
+    NormalGamma: 2,
+}  # as in csrc/families/conjugate.hpp
 COMPILED = FITTED | {NormalInverseWishart: 3}
 
 
 class Passed(NamedTuple):
-    """What a pass leaves, a row for each observation: ``(rows, ...)``."""
+    """Results of a pass, a row for each observation: ``(rows, ...)``."""
 
     terms: Tensor
     log_level: Tensor
@@ -179,7 +185,7 @@ def kim_mixing(before: Tensor, log_transition: Tensor) -> Tensor:
 
 
 def impossible(what: str, step: int, y: Tensor) -> str:
-    """What is said where no mode is left."""
+    """Error message for an observation that has probability 0 in every mode."""
     return f"SwitchingFamily.{what}: at step {step} no mode can give y = {y.tolist()}."
 
 

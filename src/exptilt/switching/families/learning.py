@@ -34,7 +34,7 @@ LEAST = 1e-6  # discount: below it nothing is left of what was known
 
 
 class Chosen:
-    """What is learned of a model, and the numbers that stand for it."""
+    """Learned parameters of a model, and the vector of free numbers that stands for them."""
 
     def __init__(self, model: "SwitchingFamily", fixed: Sequence[str]) -> None:
         self.moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
@@ -56,7 +56,7 @@ class Chosen:
         self.free = Free(self.begin, masks, bounds=bounds) if masks else None
 
     def natural(self, theta: Tensor) -> dict[str, Tensor]:
-        """What the numbers stand for, by name."""
+        """Parameters by name, from the vector of free numbers."""
         assert self.free is not None
         out = self.free.natural(theta)
         if "discount" in out:
@@ -96,7 +96,9 @@ def fit_family(
     check_generator(caller, generator)
     learned = Chosen(model, fixed)
     if learned.free is None:
-        raise ArgumentError(f"{caller}: fixed is {list(fixed)}, so that nothing is left to learn.")
+        raise ArgumentError(
+            f"{caller}: fixed is {list(fixed)}, so nothing is left to learn. Leave at least one out."
+        )
 
     def value(theta: np.ndarray) -> float:
         with torch.no_grad(), np.errstate(all="ignore"):
@@ -117,7 +119,10 @@ def fit_family(
         starts = starts_around(origin, restarts, spread, generator)
         ends = climb_all(evaluate, starts, (max_steps, tolerance, progress), None, learned.free.bounded)
     except ArgumentError:
-        raise ArgumentError(f"{caller}: this model cannot give the data at all.") from None
+        raise ArgumentError(
+            f"{caller}: the data have probability 0 under this model. Start from another transition or "
+            "other laws of rest."
+        ) from None
     end, same = best_end(ends)
     errors = delta_method(learned.natural, end.point, end.inverse)
     natural = learned.natural(torch.from_numpy(end.point))

@@ -23,8 +23,9 @@ later modes r is averaged. GPB_k merges components that agree on the last k − 
 agree on the last one: the same pass over M^{k−1} windows of modes. With k > T nothing is merged.
 
 Gammas, Betas, Dirichlets, NormalGammas and NormalInverseWisharts that are discounted go through the compiled
-core (``csrc/conjugate.hpp``), pushed Gaussians through that of `SwitchingLinearGaussian`; other beliefs and
-dynamics, and models of which a derivative is wanted, through the families' own functions, step by step.
+core (``csrc/families/conjugate.hpp``), pushed Gaussians through that of `SwitchingLinearGaussian`; other
+beliefs and dynamics, and models of which a derivative is wanted, through the families' own functions, step by
+step.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ def merged(log_weight: Tensor, belief: ExponentialFamily) -> ExponentialFamily:
 
 @dataclass(frozen=True)
 class FamilyMoves:
-    """What a step needs to know of beliefs: `row` is what is seen, None if nothing is."""
+    """Moves of beliefs in one step; `row` is the observation, None if it is missing."""
 
     model: "SwitchingFamily"
     row: Tensor | None

@@ -110,7 +110,7 @@ def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[torch.Tensor]
 
 
 def _compiled(problem: Problem, method: str, everything: bool) -> Stored | Computed:
-    """What a compiled filter finds at each step, or at the last of each series."""
+    """Results of a compiled filter at each step, or at the last step of each series."""
     data, (wide, name, window) = problem.data, over_windows(problem, method, "filter")
     lead = lead_in(wide, name)
     out = run_filter(wide.parameters, data.rows, data.starts, name, everything, lead, window).out

@@ -21,7 +21,7 @@ from .problem import Problem, prepare
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What comes next, as arrays, tensors or tables like the data.
+    """Forecast of the next steps, as arrays, tensors or tables like the data.
 
     Leading axes ``(h, ...)``, or ``(B, h, ...)`` for a batch or list of series.
 
@@ -68,7 +68,7 @@ def interval(level: float, weight: np.ndarray, mean: np.ndarray, cov: np.ndarray
 
 
 def check_forecast(steps: int, level: float) -> None:
-    """Refuse what is no number of steps, or no level."""
+    """Raise unless `steps` is at least 1 and `level` is between 0 and 1."""
     if steps < 1:
         raise ArgumentError(f"forecast: steps is {steps}. Pass at least 1.")
     if not 0 < level < 1:

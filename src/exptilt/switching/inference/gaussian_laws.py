@@ -21,7 +21,7 @@ from .results import Laws
 
 
 class Computed(NamedTuple):
-    """What `Stored` holds, from filters that are not the compiled ones, or with a graph."""
+    """The arrays of `Stored` as other filters than the compiled ones make them, or with a graph."""
 
     log_likelihood: torch.Tensor | np.ndarray
     terms: torch.Tensor | np.ndarray

@@ -1,8 +1,8 @@
 """Kalman arithmetic on arrays, for all steps or paths at once.
 
 Leading axes are free, and arrays may be numpy's or tensors; the compiled form of the same moves is
-csrc/gaussian.hpp. Collapsing and moving by a linear map commute: the moments of mode j one step ahead are
-W_j · collapse_i(w_{i|j}, law_i), whatever the filter.
+csrc/switching/gaussian.hpp. Collapsing and moving by a linear map commute: the moments of mode j one step
+ahead are W_j · collapse_i(w_{i|j}, law_i), whatever the filter.
 """
 
 from typing import Any, TypeVar

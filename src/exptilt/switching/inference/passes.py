@@ -1,4 +1,4 @@
-"""Passes over series beyond the filter: its derivatives, smoothing, particles (csrc/passes.cpp).
+"""Passes over series beyond the filter: its derivatives, smoothing, particles (csrc/switching/passes.cpp).
 
 Series are independent, and torch's threads take them in turn. Sums over series, of the derivatives in
 parameters that all series share and of what EM needs, are made for chunks of series first. How many chunks
@@ -46,7 +46,7 @@ class FilterTerms(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """One pass backwards; see csrc/adjoint.hpp."""
+        """One pass backwards; see csrc/switching/adjoint.hpp."""
         some = any(bar is not None for bar in given[1:4])
         shapes = [value.shape if some or k == 0 else (0, 0) for k, value in enumerate(ctx.run.out.steps[:4])]
         bars = [

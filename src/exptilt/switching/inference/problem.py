@@ -228,7 +228,7 @@ _kept: WeakKeyDictionary[ModelParameters, _Kept] = WeakKeyDictionary()
 
 
 def kept_parameters(model: ModelParameters) -> _Kept | None:
-    """What is kept of a model of plain arrays without inputs; None for other models.
+    """Kernel parameters of a model of plain arrays without inputs; None for other models.
 
     What is kept are the model's own arrays, so that writing into them has its effect; the two that others are
     computed from are compared.

@@ -57,16 +57,16 @@ class Laws:
         return Gaussian(*(torch.as_tensor(self.live(k)) for k in (1, 2)))
 
     def known(self, name: str) -> Any:
-        """What only some filters know, by the name of the property that shows it."""
-        raise ArgumentError(f"{name} is known of linear modes alone. Use the moments by mode, or forecast.")
+        """Value of a property that only some filters have, by its name."""
+        raise ArgumentError(f"{name} exists for linear modes only. Use the moments by mode, or forecast.")
 
     def refuse_grad(self, what: str) -> None:
         """Raise if a derivative is wanted."""
 
     def forecast(self, post: Any, steps: int, inputs: SeriesLike | None, level: float) -> Forecast:
-        """What comes after the data of a filter."""
+        """Forecast of the steps after the data."""
         raise ArgumentError(
-            "forecast: beliefs in a family have draws of what comes: model.forecast(post, steps)."
+            "forecast: for beliefs in a family, call model.forecast(post, steps), which draws the future."
         )
 
 
@@ -164,7 +164,7 @@ class ByMode:
 
 @dataclass(frozen=True, eq=False)
 class Filtered(ByMode, Generic[AnyModel]):
-    """What a filter knows after each step.
+    """Mode probabilities and laws of the state after each step of a filter.
 
     With ``store="last"`` there is one entry per series, its last step, in place of the T axis.
 
@@ -292,5 +292,7 @@ class Smoothed(ByMode):
         diagonal.
         """
         if self._pairs is None:
-            raise ArgumentError("pair_probability is not worked out for modes that are functions.")
+            raise ArgumentError(
+                "pair_probability is not available for modes that are functions. Use a linear model for it."
+            )
         return arrange(self._pairs, self.data, None)

@@ -33,12 +33,12 @@ def collapse_order(method: str) -> int:
     return int(k) if method.startswith("gpb") and k.isascii() and k.isdecimal() and int(k) > 2 else 2
 
 
-def check_method(method: str, what: str, *others: str) -> None:
+def check_method(method: str, what: str, *others: str, argument: str = "method") -> None:
     """Refuse a name that is no collapse ("imm", "gpb1", "gpb2", "gpb3" …) and not among the others."""
     if method not in (*METHODS, *others) and collapse_order(method) < 3:
         names = ", ".join(f'"{name}"' for name in (*METHODS, "gpb3", "gpb4"))
         more = "".join(f', "{name}"' for name in others)
-        raise ArgumentError(f"{what}: method is {method!r}. Pass one of {names} … (any k){more}.")
+        raise ArgumentError(f"{what}: {argument} is {method!r}. Pass one of {names} … (any k){more}.")
 
 
 def over_windows(problem: Problem, method: str, what: str) -> tuple[Problem, str, tuple[str, int] | None]:
@@ -130,7 +130,7 @@ def merged_smoothing(problem: Problem, probability: Any, mean: Any, cov: Any) ->
 
 
 def _shares(score: Any) -> tuple[Any, Any]:
-    """Log-sums over axis 1, and what of them each entry is; where all are −inf, equal shares."""
+    """Log-sums over axis 1, and the share of each entry in them; equal shares where all are −inf."""
     xp: Any = torch if isinstance(score, torch.Tensor) else np
     top = xp.amax(score, 1)[:, None]
     top = xp.where(xp.isinf(top), 0.0, top)

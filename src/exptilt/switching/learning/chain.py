@@ -111,7 +111,7 @@ def spread_out(P: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a fit computes from the named parameters: the initial law, and the transitions.
+    """Initial law and transitions of a fit, as functions of its named parameters.
 
     Attributes:
         initial: "given" or "stationary".

@@ -8,7 +8,9 @@ moves: with D = |diag H|^½
 
 Elsewhere the climb goes on, by a Newton step or along the direction of negative curvature, or says why not.
 Projected: numbers that have run to a bound (the logit of a transition that never happens, the logarithm of a
-noise that has vanished) and no longer change the log-likelihood are left out.
+noise that has vanished) and no longer change the log-likelihood are left out. One that changes nothing
+wherever it is put is at no bound: the data do not determine it, as the transitions between two regimes that
+are the same. Other values of it may show a way on; else the climb has stalled.
 """
 
 import enum
@@ -32,6 +34,15 @@ LEAST, FLOOR = (
     0.05,
 )  # deviations of noises over that of the data: no bound is met; least of a bounded fit
 SAME = 1e-4  # nats between two ends that count as one
+NOTHING = 1e-3  # nats: what changes the log-likelihood by less, wherever it is put, is not determined
+ELSEWHERE = (
+    0.0,
+    1.0,
+    2.5,
+    4.0,
+    -2.0,
+)  # logits over those of the start: chains from persistent to alternating
+UNKNOWN = "the log-likelihood does not depend on {}"
 
 
 class FitStatus(enum.Enum):
@@ -214,7 +225,7 @@ def judge(
     firm: bool,
     trace: list[float],
 ) -> tuple[End, np.ndarray | None]:
-    """What the curvature at `point` says; and a better point from which to go on, if it shows one."""
+    """Status of `point` by its curvature, and a better point to continue from if there is one."""
     value, slope = evaluate(point)
     k = len(point)
     at_floor = point <= low + 1e-9 * np.maximum(1.0, np.abs(point))
@@ -232,13 +243,17 @@ def judge(
         which = int(np.argmax((lost & ~at_floor) * np.abs(slope)))
         text = "{} runs to its bound, and the log-likelihood still rises"
         return replace(end, status=FitStatus.DEGENERATE, reason=text, which=which), None
-    if (~told & ~lost).any():
-        which = int(np.argmax(~told & ~lost))
-        lost = lost | ~told
-        flat = "the log-likelihood does not depend on {}"
-    else:
-        which, flat = -1, ""
+    limit = max(tolerance, 1e-11 * max(1.0, abs(value)))
+    loose = ~told & ~lost
+    for i in np.flatnonzero(lost & ~at_floor):  # 1e4: past any other logit of its row
+        loose[i] = np.max(_changes(evaluate, point, np.eye(k)[i], (1e4, -1e4, -point[i]))) < NOTHING
+    lost = lost | loose
+    which, flat = (int(np.argmax(loose)), UNKNOWN) if loose.any() else (-1, "")
     keep = np.flatnonzero(~lost)
+    if (loose & bounded).any() and len(keep):
+        better = _way_out(evaluate, point, keep, loose & bounded, low, limit)
+        if better is not None:
+            return end, better
     if not len(keep):
         status = FitStatus.STALLED if flat else FitStatus.CONVERGED
         return replace(end, status=status, reason=flat, which=which, gradient_norm=0.0), None
@@ -246,7 +261,6 @@ def judge(
     d = np.sqrt(np.maximum(np.abs(H.diagonal()), 1e-300))
     eigenvalues, vectors = np.linalg.eigh(H / d[:, None] / d)
     end = replace(end, eigenvalues=eigenvalues)
-    limit = max(tolerance, 1e-11 * max(1.0, abs(value)))
     if eigenvalues[0] < -FLAT:
         better = _line(evaluate, point, keep, vectors[:, 0] / d, low, limit)
         reason = "the curvature is negative in the direction of {}, but no better point was found there"
@@ -283,12 +297,39 @@ def _runs_to_bound(
     """Whether logits or logarithms have run to a bound together: the value is flat one way, not the other."""
     if not bounded[keep[direction != 0]].all():
         return False
-    here, changes = evaluate(point)[0], list[float]()
-    for length in (30.0, -30.0):
-        there = point.copy()
-        there[keep] += length * direction
-        changes.append(abs(evaluate(there)[0] - here))
-    return min(changes) < 1e-3 < 1e-1 < max(changes)
+    whole = np.zeros(len(point))
+    whole[keep] = direction
+    up, down, far_up, far_down = _changes(evaluate, point, whole, (30.0, -30.0, 100.0, -100.0))
+    return min(up, down) < NOTHING and max(up, far_up, down, far_down) > 1e-1
+
+
+def _changes(
+    evaluate: Objective, point: np.ndarray, direction: np.ndarray, lengths: Sequence[float]
+) -> list[float]:
+    """How far the value changes at some lengths along a direction."""
+    here = evaluate(point)[0]
+    return [abs(evaluate(point + length * direction)[0] - here) for length in lengths]
+
+
+def _way_out(
+    evaluate: Objective, point: np.ndarray, keep: np.ndarray, loose: np.ndarray, low: np.ndarray, limit: float
+) -> np.ndarray | None:
+    """A better point where numbers that change nothing here have other values; None if none is found.
+
+    Two regimes that are the same have a curvature apart that depends on how they follow each other.
+    """
+    for setting in ELSEWHERE:
+        there = np.where(loose, setting, point)
+        H = hessian(evaluate, there)[0][np.ix_(keep, keep)]
+        if np.isnan(H).any():
+            continue
+        d = np.sqrt(np.maximum(np.abs(H.diagonal()), 1e-300))
+        eigenvalues, vectors = np.linalg.eigh(H / d[:, None] / d)
+        if eigenvalues[0] < -FLAT:
+            better = _line(evaluate, there, keep, vectors[:, 0] / d, low, limit)
+            if better is not None and evaluate(better)[0] < evaluate(point)[0] - limit:
+                return better
+    return None
 
 
 def _line(
@@ -325,12 +366,16 @@ def climb_all(
     firm: bool = False,
     traces: Sequence[list[float]] | None = None,
 ) -> list[End]:
-    """The end of the climb from each start; one where the filter cannot run is left out, unless the first."""
-    ends = list[End]()
-    for k, start in enumerate(starts):
+    """The end of the climb from each start; one where the filter cannot run is left out, unless the first.
+
+    A bar counts the starts, or the steps of a single one.
+    """
+    ends, (max_steps, tolerance, progress) = list[End](), limits
+    single = progress if len(starts) == 1 else False
+    for k, start in enumerate(track(starts, "climbs", show=False if len(starts) == 1 else progress)):
         trace = None if traces is None else traces[k]
         try:
-            ends.append(climb(evaluate, start, *limits, low, bounded, firm, trace))
+            ends.append(climb(evaluate, start, max_steps, tolerance, single, low, bounded, firm, trace))
         except ArgumentError:
             if not ends:
                 raise
@@ -399,12 +444,17 @@ def starts_around(
 
 
 def best_starts(
-    evaluate: Objective, candidates: Sequence[np.ndarray], count: int, low: np.ndarray, steps: int
+    evaluate: Objective,
+    candidates: Sequence[np.ndarray],
+    count: int,
+    low: np.ndarray,
+    steps: int,
+    progress: bool | None,
 ) -> list[np.ndarray]:
     """The first candidate, and where `steps` steps lead from those others that then are highest."""
     first, *others = candidates
     found = list[tuple[float, int, np.ndarray]]()
-    for k, start in enumerate(others):
+    for k, start in enumerate(track(others, "starts", show=progress)):
         start = np.maximum(start, low)
         value = evaluate(start)[0]
         if np.isfinite(value):

@@ -29,7 +29,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Constraint:
-    """One constraint: `name[where]` is what `right` says."""
+    """One constraint: `name[where]` is computed by the expression `right`."""
 
     text: str
     name: str
@@ -95,7 +95,7 @@ def _in_order(constraints: list[Constraint], values: Mapping[str, np.ndarray]) -
 def apply_constraints(
     constraints: Sequence[Constraint], masks: Mapping[str, np.ndarray], named: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`named`, all parameters, with what the constraints say put in."""
+    """All parameters, with the constrained entries computed from the others."""
     if not constraints:
         return named
     out = dict(named)
@@ -114,11 +114,16 @@ def apply_constraints(
         spare = tied.any(-1, keepdim=True)
         P = torch.where(tied | ~spare, P, free * rest / torch.where(total > 0, total, 1.0))
         if bool((P < 0).any()) or bool(((P.sum(-1) - 1).abs() > 1e-9).any()):
-            raise ArgumentError("fit: the constraints leave rows of transition that are no probabilities.")
+            raise ArgumentError(
+                "fit: under the constraints some rows of transition are not probabilities. Change the "
+                "constraints or the start."
+            )
         out["transition"] = P
     for name in masks.keys() & {"process_noise", "observation_noise", "initial_covariance"}:
         if bool((torch.linalg.eigvalsh(out[name].detach()) < -1e-12 * out[name].detach().abs().max()).any()):
-            raise ArgumentError(f"fit: the constraints make {name} no covariance.")
+            raise ArgumentError(
+                f"fit: under the constraints {name} is not a covariance. Change the constraints or the start."
+            )
     return out
 
 

@@ -1,8 +1,8 @@
 r"""Expectation–maximisation under the chosen collapse.
 
 The E-step is a filter and Kim's backward pass; it leaves sums of E[z z'], E[r z'], E[r r'] for each mode (see
-`csrc/smoother.hpp`), where z = (x_{t−1}, 1, u_t), and likewise for the observations, where z = (x_t, 1,
-u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
+`csrc/switching/smoother.hpp`), where z = (x_{t−1}, 1, u_t), and likewise for the observations, where z =
+(x_t, 1, u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
 
     the change Δ of Θ maximises −½ Σ_k tr Q_k^{-1} (rr_k − Δ_k rz_k' − rz_k Δ_k' + Δ_k zz_k Δ_k')
     with r = x − Θ z, and then Q_k = that bracket / count_k
@@ -38,7 +38,7 @@ GROUPS = tuple(
 
 
 class Sums(NamedTuple):
-    """What a regression on z needs, by mode; r is what the present Θ leaves of what is regressed."""
+    """Sums for a regression on z, by mode; r is the residual under the present Θ."""
 
     total: np.ndarray  # (M,), how often the mode was met
     zz: np.ndarray  # (M, C, C)
@@ -249,7 +249,9 @@ def check_em(model: ModelParameters, free: Free) -> None:
     """Refuse what EM cannot learn, with what to do instead."""
     for name in PROBABILITIES:
         if not free.masks.get(name, np.True_).all():
-            raise ArgumentError(f'fit: EM learns {name} whole or not at all. Use method="mle".')
+            raise ArgumentError(
+                f'fit: EM cannot learn single entries of {name}. Fix all or none, or use method="mle".'
+            )
     for group in GROUPS:
         if not free.any_of(group):
             continue

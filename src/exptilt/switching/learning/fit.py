@@ -7,7 +7,7 @@ approximation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from ..._support.errors import ArgumentError
 from ..checks import plain
 from ..inference.problem import input_rows, read_inputs
 from ..inference.run import METHODS
+from ..inference.window import check_method
 from ..parameters import RANKS, Model
 from ..series import Data, SeriesLike
 from .chain import read_chain
-from .climb import FLOOR, LEAST, Limits, delta_method, highest, starts_around
+from .climb import FLOOR, LEAST, FitStatus, Limits, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .em import check_em, expectation_maximisation
 from .free_parameters import Free, choose, units
@@ -51,11 +52,13 @@ def fit_model(
     durations: int = 1,
 ) -> Fit[Model]:
     """Learn the parameters of a model, which is the start; arguments as for `SwitchingLinearGaussian.fit`."""
-    filters = [*METHODS, "exact"] if method == "mle" else list(METHODS)
     if method not in ("em", "mle"):
         raise ArgumentError(f'fit: method is {method!r}. Pass "em" or "mle".')
-    if filter not in filters:
-        raise ArgumentError(f"fit: filter is {filter!r}. With method={method!r} pass one of {filters}.")
+    check_method(filter, "fit", "exact", argument="filter")
+    if method == "em" and filter not in METHODS:
+        raise ArgumentError(
+            f'fit: filter is {filter!r}, and EM takes one of {[*METHODS]}. Use method="mle" for others.'
+        )
     if method == "em" and skip:
         raise ArgumentError('fit: EM cannot leave terms out. Use method="mle", or skip=0.')
     if restarts < 0 or max_steps < 1 or not tolerance > 0:
@@ -79,7 +82,9 @@ def fit_model(
             'Use method="mle".'
         )
     if chain.initial == "stationary" and learn_initial:
-        raise ArgumentError('fit: learn_initial=True and initial="stationary" exclude each other.')
+        raise ArgumentError(
+            'fit: learn_initial=True and initial="stationary" exclude each other. Pass one of them.'
+        )
     held = {name: tied.get(name, False) | mask for name, mask in chain.held(plain(base.transition)).items()}
     scales, deviations = units(values, data.rows, u.numpy())
     free = choose(values, fixed, shared, learn_initial, tied | held, scales)
@@ -124,6 +129,8 @@ def fit_model(
         )
     limits = max_steps, tolerance, progress
     ends, end, same = highest(evaluate, starts, limits, free.bounded, low, floor, traces)
+    if end.status is FitStatus.STALLED:
+        end = replace(end, reason=free.same_regimes(end.point) or end.reason)
     named = {name: array.numpy() for name, array in natural(torch.from_numpy(end.point)).items()}
     found = concrete(end.point)
     errors = delta_method(natural, end.point, end.inverse) if standard_errors else None

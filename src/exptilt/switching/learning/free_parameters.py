@@ -16,6 +16,7 @@ from.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ Bounds = Mapping[str, tuple[float, float]]
 
 
 class Free:
-    """What is learned of named arrays, and the numbers that stand for it.
+    """Free entries of named arrays, and the vector of real numbers that stands for them.
 
     Attributes:
         masks: for each parameter with something free, True at its free entries.
@@ -139,6 +140,22 @@ class Free:
             + (str(where) if where else "")
             + ("" if name in self.shared else f" of regime {place[regime]}")
         )
+
+    def same_regimes(self, theta: np.ndarray, rank: np.ndarray | None = None) -> str:
+        """What to say of the first two regimes that differ in nothing but the chain; empty if all differ."""
+        raw = self._matrix @ theta + self._origin
+        raw = np.append(raw / self._matrix.diagonal(), np.nan)  # entries of −1, not learned, read NaN
+        names = [name for name in self._index if not name.startswith(("transition", "initial"))]
+        regimes = max((len(index) for index in self._index.values()), default=0)
+        for i, j in combinations(range(regimes), 2):
+            rows = [(raw[self._index[name][i]], raw[self._index[name][j]]) for name in names]
+            if all(np.allclose(one, other, rtol=0, atol=1e-2, equal_nan=True) for one, other in rows):
+                first, second = sorted((i, j) if rank is None else (int(rank[i]), int(rank[j])))
+                return (
+                    f"regimes {first} and {second} are the same: the transition probabilities are not "
+                    "determined; try more starts or fewer regimes"
+                )
+        return ""
 
     def natural(self, theta: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters with something free as differentiable functions of `theta`."""

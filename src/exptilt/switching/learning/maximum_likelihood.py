@@ -15,7 +15,7 @@ from ..._support.errors import ArgumentError
 from ..checks import plain
 from ..inference.filter import run
 from ..inference.problem import pose, read_inputs
-from ..inference.run import METHODS
+from ..inference.window import check_method
 from ..parameters import Model, ModelParameters
 from ..series import Data, SeriesLike, read
 from .climb import FitStatus as FitStatus  # where it lay when older objects were pickled
@@ -123,7 +123,7 @@ def fit_parameters(
             are what it makes them.
         start: ``(k,)`` numbers.
         y: the data, as for `filter`.
-        filter: the filter whose likelihood is maximised, "gpb2", "imm", "gpb1" or "exact".
+        filter: the filter whose likelihood is maximised, "gpb2", "imm", "gpb1", "gpb3" … or "exact".
         inputs: as for `filter`.
         restarts: how many more starts, Gaussian around the first.
         spread: their standard deviation, relative to the larger of 1 and each number.
@@ -133,8 +133,7 @@ def fit_parameters(
         generator: randomness of the restarts.
         progress: show a bar always, never, or (None) where somebody looks.
     """
-    if filter not in (*METHODS, "exact"):
-        raise ArgumentError(f"fit_parameters: filter is {filter!r}. Pass one of {[*METHODS, 'exact']}.")
+    check_method(filter, "fit_parameters", "exact", argument="filter")
     if not callable(build):
         kind = type(build).__name__
         raise ArgumentError(f"fit_parameters: build is a {kind}. Pass a function from parameters to a model.")

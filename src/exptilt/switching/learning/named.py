@@ -1,7 +1,7 @@
 """Fits of models whose parameters have names of their own: what is learned, from several starts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from ..._support.checks import whole
 from ..._support.errors import ArgumentError
 from .chain import AGE, INPUT
-from .climb import FLOOR, LEAST, Objective, best_starts, delta_method, highest, starts_around
+from .climb import FLOOR, LEAST, FitStatus, Objective, best_starts, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .free_parameters import Bounds, Free
 from .summary import Fit
@@ -23,7 +23,7 @@ Options = tuple[int, int, Fixed | None, str | Sequence[str]]  # starts, seed, fi
 
 @dataclass(frozen=True)
 class Named:
-    """Named parameters of a fit, what is learned of them, and what constraints say.
+    """Named parameters of a fit, which of them are learned, and their constraints.
 
     Attributes:
         values: ``(M, ...)`` arrays by name, the start.
@@ -54,7 +54,7 @@ class Named:
 def pulled(
     function: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], given: Arrays
 ) -> tuple[Arrays, Callable[[Arrays], Arrays]]:
-    """What torch's function makes of arrays, and the function that takes derivatives in it back to them."""
+    """Value of a torch function of arrays, and the function that pulls derivatives back to them."""
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
     made = function(leaves)
 
@@ -78,7 +78,7 @@ def name_parameters(
     scales: Mapping[str, np.ndarray],
     leans: Mapping[tuple[str, str], np.ndarray] | None = None,
 ) -> Named:
-    """Put fixed values in, and find out what is left to learn; `held` marks entries that never are.
+    """Named parameters with the fixed values put in; `held` marks entries that are never learned.
 
     `scales` say how far starts are drawn apart, in units of the parameter; `leans` are as in `Free`.
     """
@@ -125,7 +125,7 @@ def climb_named(
     draws: tuple[int, int],
     noises: Mapping[str, tuple[ArrayLike, int]],
     search: Objective | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
     **fields: Any,
 ) -> Fit[Any]:
     """Climb from several starts; the fit without its model, regimes in order of `rank_by`.
@@ -155,8 +155,8 @@ def climb_named(
         ]
     generator = torch.Generator().manual_seed(seed)
     drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
-    chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1])
-    ends, end, same = highest(evaluate, chosen, (500, tolerance, False), bounded, walls[0], walls[1])
+    chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)
+    ends, end, same = highest(evaluate, chosen, (500, tolerance, progress), bounded, walls[0], walls[1])
     estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end.point)).items()}
     errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}
     if len(origin):
@@ -171,6 +171,8 @@ def climb_named(
     def label(number: int) -> str:
         return "" if free is None else free.label(number, np.argsort(order))
 
+    if free is not None and end.status is FitStatus.STALLED:
+        end = replace(end, reason=free.same_regimes(end.point, np.argsort(order)) or end.reason)
     found = {"estimates": arranged(estimates), "standard_errors": arranged(errors), "model": None}
     return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
 
@@ -188,7 +190,7 @@ def check_switching(
 
 
 def even_transition(regimes: int, stay: float = 0.88) -> np.ndarray:
-    """A chain that stays, and goes anywhere else alike."""
+    """Transition matrix that mostly stays, with equal probabilities of the other regimes."""
     if regimes == 1:
         return np.ones((1, 1))
     return np.where(np.eye(regimes, dtype=bool), stay, (1 - stay) / (regimes - 1))

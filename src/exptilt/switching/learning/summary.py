@@ -121,9 +121,9 @@ def residual_tests(residuals: np.ndarray, lags: int | None = None) -> dict[str, 
     }
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Fit(Generic[Fitted]):
-    """What was learned, and how far it can be trusted.
+    """A fitted model, with its likelihood, its status and its standard errors.
 
     Attributes:
         model: the fitted model. Of a regression with lags the modes are the regimes of the last order + 1
@@ -156,20 +156,20 @@ class Fit(Generic[Fitted]):
     log_likelihood: float
     status: FitStatus
     reason: str = ""
-    standard_errors: Any = field(repr=False, default=None)
-    estimates: dict[str, np.ndarray] = field(repr=False, default_factory=dict)
+    standard_errors: Any = None
+    estimates: dict[str, np.ndarray] = field(default_factory=dict)
     free_parameters: int
     observations: int
     restarts: tuple[float, ...] = ()
     same_end: int = 1
     gradient_norm: float = np.nan
-    eigenvalues: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0))
-    trace: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(1))
+    eigenvalues: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    trace: np.ndarray = field(default_factory=lambda: np.zeros(1))
     decreases: int = 0
     regimes: int = 0
     order: int = 0
-    y: Any = field(repr=False, default=None)
-    inputs: Any = field(repr=False, default=None)
+    y: Any = None
+    inputs: Any = None
     filter: str = "gpb2"
 
     @classmethod
@@ -196,6 +196,11 @@ class Fit(Generic[Fitted]):
             state = state | {"estimates": {"parameters": numbers}, "free_parameters": len(numbers)}
         before = {"eigenvalues": np.zeros(0), "estimates": {}, "trace": np.zeros(1), "observations": 0}
         self.__dict__.update(before | state)
+
+    def __repr__(self) -> str:
+        numbers = f"{self.free_parameters} free parameters, {self.observations} observed values"
+        fitted = f"<Fit of {type(self.model).__name__}: log-likelihood {self.log_likelihood:.6g}, {numbers};"
+        return f"{fitted}\n {self.status.value}>"
 
     @property
     def _any(self) -> Any:

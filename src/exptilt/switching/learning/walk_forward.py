@@ -25,7 +25,7 @@ OPTIONS = ("method", "filter", "fixed", "shared", "max_steps", "tolerance", "con
 
 @dataclass(frozen=True, eq=False)
 class WalkForward(Generic[Model]):
-    """What a walk found; all is NaN before the first fit.
+    """Results of a walk forward; all NaN before the first fit.
 
     Attributes:
         mode_probability: P(mode_t | y_1 … y_t), ``(T, M)``, parameters from before step t.

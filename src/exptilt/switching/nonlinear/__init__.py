@@ -8,8 +8,8 @@ Functions are written in torch or numpy, with the state (and the inputs) along t
 once, and what they do leaves a list of terms such as sin(v3) or v1 · v2 (`recording.py`, `terms.py`). This
 list, and that of its derivatives, become instructions for an interpreter in the compiled core
 (`programs.py`), which runs them over all points of a step: nothing is compiled where a model is used. The
-filter keeps factors in place of covariances (``csrc/square_root.hpp``), so these stay positive. All else,
-mixing, weights in logarithms, collapse, missing components, is as for linear modes.
+filter keeps factors in place of covariances (``csrc/nonlinear/square_root.hpp``), so these stay positive. All
+else, mixing, weights in logarithms, collapse, missing components, is as for linear modes.
 
 Angles: differences of components that are named as angles are taken around the circle, and their means are
 circular, in collapse, sigma points and innovations alike.

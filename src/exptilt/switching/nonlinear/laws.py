@@ -38,7 +38,7 @@ def triangles(roots: np.ndarray) -> np.ndarray:
 
 
 def check_linearize(linearize: str, what: str) -> None:
-    """Refuse what is no linearisation."""
+    """Raise unless `linearize` is "extended" or "unscented"."""
     if linearize not in ("extended", "unscented"):
         raise ArgumentError(f'{what}: linearize is {linearize!r}. Pass "extended" or "unscented".')
 
@@ -100,7 +100,7 @@ class Core:
         return self.__dict__ | {"_frames": {}}
 
     def address(self, linearize: str) -> int:
-        """Where the struct ``NonlinearModes`` is."""
+        """Address of the struct ``NonlinearModes``."""
         if linearize not in self._frames:
             tapes = self.tapes.frame()
             given = ctypes.addressof(tapes[0]), *map(address, self.tables)

@@ -221,7 +221,7 @@ class SwitchingNonlinear:
         law: FactorRows | None = None,
         back: bool = False,
     ) -> FactorRows:
-        """What is known after each row, from the initial law or from `law`, as it follows a filter.
+        """Laws after each row, from the initial law, or from `law` to continue a filter.
 
         With `back`, what is known given the whole series.
         """

@@ -1,4 +1,4 @@
-"""Programs: terms written down as instructions for the interpreter of ``csrc/tape.hpp``."""
+"""Programs: terms written down as instructions for the interpreter of ``csrc/nonlinear/tape.hpp``."""
 
 import ctypes
 from collections.abc import Sequence

@@ -116,7 +116,7 @@ class Symbols(np.ndarray):
         return out[0]
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        """Do what is no arithmetic as numpy does it."""
+        """Result of a numpy function that does no arithmetic, such as stacking or reshaping."""
         if function is np.where and len(args) == 3:
             arrays = [np.asarray(arg, dtype=object) for arg in args]
             return _symbols(arithmetic("where", _tape(arrays), arrays, {}, ""))
@@ -231,7 +231,7 @@ class _InTorch:
 
 
 def _in_numpy(function: Function, terms: Sequence[list[Term]]) -> list[Any]:
-    """What a function in numpy makes of symbols."""
+    """Terms that a function written in numpy returns for symbols."""
     given = [_symbols(np.array(one, dtype=object)) for one in terms]
     found = np.asarray(call(function, given), dtype=object).reshape(-1).tolist()
     return [one.item() if isinstance(one, np.ndarray) else one for one in found]  # np.array([x[..., 0]])

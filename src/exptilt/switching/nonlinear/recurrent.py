@@ -52,7 +52,7 @@ class Tilted(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the filter leaves of one series: after each step, and on the way to it."""
+    """Filter results of one series: laws after each step, and tilted laws before it."""
 
     terms: np.ndarray
     log_mode: np.ndarray
@@ -103,7 +103,9 @@ class RecurrentSwitching:
             raise _check.refuse(f"recurrence has shape {R.shape}. Pass {wanted}: a row a mode.")
         _check.finite("recurrence", R)
         if self.model.maps is not None:
-            raise _check.refuse("modes read each other's states through maps, which is not known here.")
+            raise _check.refuse(
+                "the model has maps between modes, which are not supported here. Pass a model without maps."
+            )
         object.__setattr__(self, "recurrence", R)
 
     @property
@@ -148,20 +150,23 @@ class RecurrentSwitching:
         """
         if steps < 1:
             raise ArgumentError(f"sample: steps is {steps}. Pass at least 1.")
-        M, n, m = self.model.modes, self.model.states, self.model.outputs
+        n, m = self.model.states, self.model.outputs
         blank = np.full((steps, m), np.nan)
         _, (now,) = self._prepared(blank, inputs, "sample")
         draw = torch.randn(steps + 1, n + m, dtype=torch.float64, generator=generator).numpy()
         u = torch.rand(steps + 1, dtype=torch.float64, generator=generator).numpy()
-        mode = int(np.searchsorted(np.cumsum(plain(self.model.initial_probability)), u[steps]))
+        begin = plain(self.model.initial_probability).cumsum()
+        mode = int(np.searchsorted(begin, u[steps] * begin[-1], side="right"))
         x = plain(self.model.initial_mean)[mode]
         x = x + root(plain(self.model.initial_covariance))[mode] @ draw[steps, :n]
         modes, states, seen = np.empty(steps, np.int64), np.empty((steps, n)), np.empty((steps, m))
         for t in range(steps):
             transition, W, c, Q, H, d, R = (value[t if len(value) > 1 else 0] for value in now)
             if t or self.model.start == "before":
-                chance = transition[mode] * np.exp(self.recurrence @ x - (self.recurrence @ x).max())
-                mode = min(int(np.searchsorted(np.cumsum(chance / chance.sum()), u[t])), M - 1)
+                with np.errstate(divide="ignore"):
+                    score = np.log(transition[mode]) + self.recurrence @ x
+                chance = np.exp(score - score.max()).cumsum()
+                mode = int(np.searchsorted(chance, u[t] * chance[-1], side="right"))
                 x = W[mode] @ x + c[mode] + root(Q[mode]) @ draw[t, :n]
             modes[t], states[t] = mode, x
             seen[t] = H[mode] @ x + d[mode] + root(R[mode]) @ draw[t, n:]

@@ -6,7 +6,7 @@ thread.
 
 All that follows from shapes, strides and options alone (tiles, parts, tables of where each head begins) is
 worked out once and kept (``layout.py``). A call copies that frame and fills in addresses.
-``csrc/attention.hpp`` says what the fields of a frame mean.
+``csrc/attention/attention.hpp`` says what the fields of a frame mean.
 """
 
 import ctypes

@@ -124,7 +124,8 @@ def refuse_higher(backend: str) -> None:
     if backend in _REGISTERED:
         raise BackendError(
             "attend: derivatives of third order (second ones of key_mass are), and forward derivatives of "
-            "forward derivatives, are not known where queries and keys are sharded. For a second derivative "
+            "forward derivatives, are not implemented where queries and keys are sharded. For a second "
+            "derivative "
             "take the forward derivative of a gradient, or the gradient of a gradient."
         )
 

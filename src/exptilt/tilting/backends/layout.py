@@ -1,7 +1,7 @@
 """How a sweep is cut into tiles and parts, which follows from shapes, strides and options alone.
 
 A `Layout` is worked out once for calls of one kind and kept; ``cpu.py`` copies its frame and fills in
-addresses. ``csrc/attention.hpp`` says what the fields of a frame mean.
+addresses. ``csrc/attention/attention.hpp`` says what the fields of a frame mean.
 """
 
 import ctypes

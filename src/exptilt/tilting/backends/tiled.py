@@ -1,8 +1,8 @@
 r"""The sweeps in plain torch, a tile of keys at a time: any device, any dtype, no n×n matrix.
 
-The same four sweeps as the compiled kernels, whose files give the formulas (``csrc/forward.hpp``,
-``csrc/tangent.hpp``, ``csrc/backward.hpp``). Nothing is written in place, so torch can differentiate the
-sweeps themselves: that is how derivatives of third and higher order are found.
+The same four sweeps as the compiled kernels, whose files give the formulas (``csrc/attention/forward.hpp``,
+``csrc/attention/tangent.hpp``, ``csrc/attention/backward.hpp``). Nothing is written in place, so torch can
+differentiate the sweeps themselves: that is how derivatives of third and higher order are found.
 """
 
 import torch
@@ -144,7 +144,8 @@ def tangent(
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
 
-    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost (``csrc/tangent.hpp``).
+    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost
+    (``csrc/attention/tangent.hpp``).
     """
     t = _widened(t)
     shape = t.query.shape[:-1]

@@ -109,5 +109,5 @@ function attentionView(detail, name) {
   requestAnimationFrame(paintMatrix);
   attention.repaint = paintMatrix;
   select(attention.query);
-  return make("div", { className: "attention" }, make("div", {}, strip, told), make("div", {}, frame, make("p", { className: "note", textContent: "All pairs: rows look, columns are looked at." })));
+  return make("div", { className: "attention" }, make("div", {}, strip, told), make("div", {}, frame, make("p", { className: "note", textContent: "All pairs: rows are queries, columns are keys." })));
 }

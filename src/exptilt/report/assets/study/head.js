@@ -8,17 +8,17 @@ function revealHead(focus = false) {
   if (box.top < 0 || box.top > window.innerHeight * 0.6) title.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
-// Tokens by how much more they draw than even attention would give to the places where they stand.
+// Tokens, sorted by the attention they get over their share under uniform attention.
 function tokenBars(tokens) {
   if (!tokens.length) return make("p", { className: "note", textContent: "Not measured for this head." });
   const most = Math.max(...tokens.map(([, , , lift]) => lift ?? 0), 1e-9);
   const rows = tokens.map(([token, mass, count, lift]) => {
     const bar = make("span", { className: "fill" });
     bar.style.width = `${(100 * (lift ?? 0)) / most}%`;
-    const share = make("td", { textContent: percent(mass), title: `mean share of a query that sees it; it stands ${count} times in the text` });
+    const share = make("td", { textContent: percent(mass), title: `mean share of a query that sees it; the token occurs ${count} times in the text` });
     return make("tr", {}, make("th", { scope: "row" }, make("code", { textContent: token })), make("td", { className: "amount" }, bar, make("span", { textContent: `${show(lift)}×` })), share);
   });
-  const header = make("thead", {}, make("tr", {}, ...["token", "times even", "share"].map((text) => make("th", { scope: "col", textContent: text }))));
+  const header = make("thead", {}, make("tr", {}, ...["token", "times uniform", "share"].map((text) => make("th", { scope: "col", textContent: text }))));
   return make("table", { className: "tokens" }, header, make("tbody", {}, ...rows));
 }
 
@@ -80,7 +80,7 @@ function paintHead() {
     const module = DATA.names[layer] ?? "", shown = { other: DATA.against, difference: `the difference from ${DATA.against}` }[state.side] ?? checkpointName(), moved = !atStudied() && DATA.training.strips;
     const last = state.side || !atStudied() ? `statistics${moved ? " and attention" : ""} of ${shown}; ${moved ? "spread" : "pictures"} and tokens are of the model studied` : "";
     if (module || last) parts.push(make("p", { className: "note" }, make("code", { textContent: module }), module && last ? ", " : "", last));
-    parts.push(part(`Attention over a ${SHOWN}`, make("p", { className: "note", textContent: [`Choose a ${DATA.picture ? "place" : "token"}: the stronger the colour of another one, the more this head looks at it from there.`, panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
+    parts.push(part(`Attention over a ${SHOWN}`, make("p", { className: "note", textContent: [DATA.picture ? "Click a patch; stronger patches get more of its attention." : "Click a token; darker tokens get more of its attention.", panel.dataset.stripNote].filter(Boolean).join(" ") }), attentionView(detail, headName(layer, head))));
     const pictures = Object.entries(detail.histograms).map(([id, { edges, counts }]) => {
       const measure = DATA.measures.find((other) => other.id === id);
       const name = measure?.title ?? id.replaceAll("_", " ");

@@ -28,7 +28,7 @@ class Plan:
     """What all states of one online filter share: method, sizes, the parts of a row, and how to step.
 
     Of modes that are functions, `nonlinear.py` has another: its kernel and frame, which has the fields that
-    csrc/switching.hpp calls ONLINE_FIELDS, are its own.
+    csrc/switching/switching.hpp calls ONLINE_FIELDS, are its own.
     """
 
     kind = "linear"
@@ -38,7 +38,7 @@ class Plan:
     r: int
 
     def _size(self, method: str, batch: int | None, M: int, n: int, m: int) -> None:
-        """Set what sizes and method say."""
+        """Set the attributes that follow from sizes and method."""
         if method not in METHODS:
             raise ArgumentError(f"online: method is {method!r}. Pass one of {[*METHODS]}.")
         self.method, self.batch, self.M, self.n, self.m = method, batch, M, n, m
@@ -70,7 +70,7 @@ class Plan:
         problem = prepare(quiet, blank, None, "online")
         if problem.wants_grad:
             raise ArgumentError(
-                "online: its steps have no derivative, and a parameter requires one. Use filter, or begin "
+                "online: online steps have no derivative, and a parameter requires one. Use filter, or begin "
                 "under torch.no_grad()."
             )
         self.p, self.diffuse = KeptParameters(*problem.parameters), problem.diffuse
@@ -88,7 +88,7 @@ class Plan:
     def advance(
         self, matrices: np.ndarray, before: int, y: np.ndarray | None, ahead: bool, begun: bool
     ) -> tuple[np.ndarray, int, int]:
-        """Take the rows at address `before` a step on: new numbers, their address, where it failed or −1.
+        """Rows one step after those at address `before`, their address, and where it failed (or −1).
 
         The numbers are rows up to `end`, and what was seen after that.
 
@@ -163,7 +163,7 @@ class Plan:
     def restored(cls, kept: Mapping[str, np.ndarray], about: Mapping[str, Any], model: Any) -> "Plan":
         """The plan that `stored` wrote."""
         if model is not None:
-            raise ArgumentError("OnlineState.load: the file has its models in it. Pass no model.")
+            raise ArgumentError("OnlineState.load: the file already contains its models. Leave model out.")
         models = []
         for k in range(about["models"]):
             lead = f"model.{k}."
@@ -184,7 +184,7 @@ class Plan:
         return out
 
     def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
-        """The matrices of step t, as `Matrices` of csrc/series.hpp has them in a row."""
+        """The matrices of step t, as `Matrices` of csrc/switching/series.hpp has them in a row."""
         if self.steps is not None and t >= self.steps:
             raise ArgumentError(
                 f"online: the model's parameters cover {self.steps} steps, and this is step {t + 1}. "

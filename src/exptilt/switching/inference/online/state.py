@@ -1,7 +1,7 @@
 """A filter that takes one observation at a time, and may be saved between two of them.
 
-`OnlineState` holds one row of numbers for each member of a batch (csrc/switching.hpp says what is in it),
-the matrices of the step, and how many steps are done; how to step is `plan.py`. A step makes a new
+`OnlineState` holds one row of numbers for each member of a batch (csrc/switching/switching.hpp says what is
+in it), the matrices of the step, and how many steps are done; how to step is `plan.py`. A step makes a new
 state and leaves the old one as it was, so several continuations may be tried from one state. While something
 is diffuse, what was seen is kept and filtered again; after that a step is one call of a compiled kernel.
 """
@@ -32,7 +32,7 @@ _FORMAT = "exptilt.switching.OnlineState 1"
 
 
 class Innovations(NamedTuple):
-    """What observations say to each mode, before they are used; leading axes are those of the observations.
+    """Innovations of candidate observations in each mode; leading axes are those of the observations.
 
     Attributes:
         innovation: y minus its prediction, ``(..., M, m)``, NaN where y is missing.
@@ -49,7 +49,7 @@ class Innovations(NamedTuple):
 
 
 def _known(take: Callable[[Any], np.ndarray], doc: str) -> Any:
-    """A property made of log probabilities and moments by mode of what is known now."""
+    """A property computed from the current log probabilities and moments by mode."""
     return property(lambda self: self._one(take(self._laws())), doc=doc)
 
 
@@ -64,7 +64,7 @@ def _over_modes(which: int, doc: str) -> Any:
 
 
 class OnlineState:
-    """What is known after some steps of a filter that is fed one observation at a time.
+    """State of a filter that is fed one observation at a time.
 
     Made by `online` of a model, or by `OnlineState.begin` for a list of models. States are not
     changed: each step gives a new one. After `predict` the moments below are those before the next
@@ -83,7 +83,7 @@ class OnlineState:
 
     def __init__(self) -> None:
         raise ArgumentError(
-            "OnlineState: it is not made by itself. Call online of a model, or OnlineState.begin(model)."
+            "OnlineState cannot be constructed directly. Call model.online() or OnlineState.begin(model)."
         )
 
     @classmethod
@@ -114,7 +114,7 @@ class OnlineState:
 
     @classmethod
     def after(cls, post: Any) -> "OnlineState":
-        """The state after the last step of a filter: it goes on where the data end.
+        """The state after the last step of a filter, to continue where the data end.
 
         Args:
             post: what `filter` gave, by "imm", "gpb2" or "gpb1".
@@ -132,7 +132,7 @@ class OnlineState:
         if (plan.steps is not None or plan.first) and len(set(data.lengths.tolist())) > 1:
             raise ArgumentError(
                 "online: the series end at different steps, and the model depends on the step. "
-                "Go on from each of them alone."
+                "Continue each series by itself."
             )
         if not np.isfinite(post._end[2]).all():
             raise ArgumentError(
@@ -158,7 +158,7 @@ class OnlineState:
         return self._go(self._plan.read(y), True, inputs)
 
     def predict(self, *, inputs: ArrayLike | None = None) -> "OnlineState":
-        """The state before the next observation; called again, a step is left without any.
+        """The state before the next observation; calling it twice skips an observation.
 
         Args:
             inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
@@ -207,7 +207,7 @@ class OnlineState:
         return self._numbers[self._plan.end :].reshape(self._plan.shape) if self._seen else None
 
     def _diffuse_step(self, y: ArrayLike | None, inputs: ArrayLike | None) -> "OnlineState":
-        """Filter all that was seen once more: the steps in which something is diffuse are few."""
+        """The next state, by filtering all observations again: only a few first steps are diffuse."""
         plan, history = self._plan, (*(self._history or ()), (self._plan.read(y).copy(), inputs))
         data = np.stack([row.reshape(plan.members, plan.m) for row, _ in history], 1)
         u = None
@@ -270,6 +270,12 @@ class OnlineState:
         return log_mode, mean, cov
 
     @property
+    def laws_updated(self) -> int:
+        """How many predicted laws a step holds against its observation: M, with GPB2 M²."""
+        ahead = self._plan.part["ahead"]
+        return int(ahead.stop - ahead.start) // self._plan.law
+
+    @property
     def log_likelihood(self) -> Values:
         """log p of all that was seen, a number or ``(B,)``."""
         return self._one(self._rows[:, self._plan.part["term"].start + 1])
@@ -322,7 +328,7 @@ class OnlineState:
 
     @classmethod
     def load(cls, path: str | PathLike[str], model: Any = None) -> "OnlineState":
-        """The state that `save` wrote, with its models: it goes on where it was.
+        """The state that `save` wrote, with its models.
 
         Args:
             path: the file.
@@ -339,7 +345,9 @@ class OnlineState:
                 kept = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except library.SafetensorError as problem:
             got = f"{path} is not a whole safetensors file ({problem})"
-            raise ArgumentError(f"OnlineState.load: {got}. It was cut, or is something else.") from None
+            raise ArgumentError(
+                f"OnlineState.load: {got}. The file is truncated, or is not an online state."
+            ) from None
         about = json.loads(said["about"])
         if about.get("kind", "linear") == "linear":
             plan = Plan.restored(kept, about, model)

@@ -158,7 +158,7 @@ def as_row(step: Stepped) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class DiffuseMoves:
-    """What `step.step` needs to know of diffuse laws, at one step of a series."""
+    """Operations on diffuse laws for `step.step`, at one step of a series."""
 
     own: Matrices
     now: list[torch.Tensor]
@@ -265,7 +265,7 @@ def _add_pair(
     c: np.ndarray,
     known: np.ndarray,
 ) -> None:
-    """Add a pair of modes to the sums for EM, as `add_pair` of csrc/smoother.hpp does."""
+    """Add a pair of modes to the sums for EM, as `add_pair` of csrc/switching/smoother.hpp does."""
     weight, x, P = part
     mean, cov, cross = later
     n, r, z = len(x), mean - c - F @ x, np.concatenate([x, known])

@@ -1,4 +1,4 @@
-"""One step of GPB1, GPB2, IMM or Viterbi in torch, over any law: csrc/switching.hpp written plainly.
+"""One step of GPB1, GPB2, IMM or Viterbi in torch, over any law: the recursion of csrc, written plainly.
 
 It serves laws that the compiled core does not have (diffuse states, beliefs in any family) and derivatives
 that its adjoint does not give. Laws come one by one; what a law can do is `Moves`.
@@ -14,7 +14,7 @@ Law = TypeVar("Law")
 
 
 class Moves(Protocol[Law]):
-    """What a step needs to know of laws."""
+    """Operations on laws that a step needs."""
 
     def read(self, law: Law, i: int, j: int) -> Law:
         """The law of mode i as mode j reads it."""
@@ -46,7 +46,7 @@ def step(
     log_transition: torch.Tensor,
     begun: bool = False,
 ) -> Stepped:
-    """Take a step; with `begun` the laws at hand are themselves the predictions."""
+    """Laws and probabilities after one step; with `begun` the given laws are already predictions."""
     M = len(laws)
     score, mu = log_mode[:, None] + log_transition, log_mode.exp()[:, None].expand(M, M)
     weight = torch.eye(M, dtype=log_mode.dtype)

@@ -1,5 +1,5 @@
 r"""The sweeps of derivatives: forward (tangent), backward (gradient), and the gradient of a forward
-derivative (second); formulas in ``csrc/tangent.hpp`` and ``csrc/backward.hpp``.
+derivative (second); formulas in ``csrc/attention/tangent.hpp`` and ``csrc/attention/backward.hpp``.
 
 A backward sweep is several kernels, each with its own walk over the tiles, none of which adds to what another
 program writes: sums are the same from run to run. Programs of `rows_kernel` own a tile of rows and find the
@@ -74,11 +74,11 @@ def tangent_kernel(
 ):
     """Program (tile of rows of a key head of a batch item, piece of the value's columns).
 
-    rows: shift, inverse, gap. Writes output (batch, heads, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, batch, heads,
-    Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' with ṡ' = ṡ − r. At first r is the mean of ṡ in the first tile that
-    has weight; where means, the outputs of the forward sweep, are given it is moved to Σ p ṡ in the end
-    (``csrc/tangent.hpp``), and values of float32 are taken about the mean of the tile's outputs: none of them
-    is then far from 0.
+    rows: shift, inverse, gap. Writes output (batch, heads, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, batch,
+    heads, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' with ṡ' = ṡ − r. At first r is the mean of ṡ in the first tile
+    that has weight; where means, the outputs of the forward sweep, are given it is moved to Σ p ṡ in the end
+    (``csrc/attention/tangent.hpp``), and values of float32 are taken about the mean of the tile's outputs:
+    none of them is then far from 0.
     """
     number: tl.constexpr = output.dtype.element_ty
     tiles = tl.cdiv(f.group * f.Q, KIND.rows)

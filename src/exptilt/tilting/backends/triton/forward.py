@@ -8,7 +8,7 @@ that at least one of them sees, or over its part of them. A row holds
     c  the mean score under the weights, less m    M  Σ e^{s_j − m} (s_j − m − c)²    o  Σ e^{s_j − m} v_j
 
 and joins the same five numbers of each new tile, rebased to the larger m, by the parallel formula, as in
-``csrc/forward.hpp``:
+``csrc/attention/forward.hpp``:
 
     z = z₁ + z₂,   c = c₁ + (c₂ − c₁) z₂/z,   M = M₁ + M₂ + (c₂ − c₁)² z₁ z₂/z.
 """
@@ -55,7 +55,7 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
         shift = tl.where(m == float("-inf"), 0.0, m)
         s = s - shift[:, None]
         e = tl.exp(s)
-        s = tl.maximum(s, -1e15)  # FAR of csrc/attention.hpp: weight 0 times its square is 0
+        s = tl.maximum(s, -1e15)  # FAR of csrc/attention/attention.hpp: weight 0 times its square is 0
         z = tl.sum(e, 1)
         c = tl.sum(e * s, 1) / tl.where(z > 0, z, 1.0)
         away = s - c[:, None]

@@ -111,7 +111,8 @@ def tangent(
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
 
-    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost (``csrc/tangent.hpp``).
+    With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost
+    (``csrc/attention/tangent.hpp``).
     """
     shape, lead, Dv = t.query.shape[:-1], t.query.shape[:-3], t.value.shape[-1]
     t, wide = frame.flat(t), wide_dtype(t.query.dtype)
