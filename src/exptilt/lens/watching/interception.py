@@ -63,7 +63,7 @@ def _nothing(*arguments: Any) -> None:
 def _configurations(model: nn.Module) -> list[Any]:
     """All configurations of transformers inside the model, each once."""
     found: dict[int, Any] = {}
-    waiting: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
     while waiting:
         config = waiting.pop()
         if hasattr(config, "_attn_implementation_internal") and id(config) not in found:
@@ -113,7 +113,7 @@ class Interception:
     def _hook(self, restore: ExitStack) -> None:
         """Register hooks that tell when the model and its attention modules run."""
         seen, modules = self.intercepted, self.intercepted.modules
-        whole = [m for m in modules.names if m is seen.model or hasattr(m, "_supports_sdpa")]
+        whole = [m for m in modules.names if m is seen.model or hasattr(type(m), "_supports_sdpa")]
         for module in whole:
             restore.callback(module.register_forward_pre_hook(_Hook(seen.enter), with_kwargs=True).remove)
         for module in [*modules.attending(), *modules.strangers]:
