@@ -97,5 +97,5 @@ def test_without_scripts_it_reads_the_same(browser, address):
     page = open_page(browser, address, script=False)
     assert page.locator(".claim").count() == len(IDS)
     assert page.locator("#plane").is_hidden()
-    assert page.get_by_text("With scripts the landscape can be played here.").is_visible()
+    assert page.get_by_text("The landscape can be played here if scripts are switched on.").is_visible()
     page.context.close()

@@ -86,5 +86,5 @@ def test_a_chain_that_circles_has_no_stationary_law() -> None:
     circle = (
         900 * around[:, [1, 0, 1]]
     )  # 0 from 1, 1 from 0, 2 from 1: the law of 2 goes to 1, then round and round
-    with pytest.raises(ConvergenceError, match="circles"):
+    with pytest.raises(ConvergenceError, match="periodic chain"):
         as_filter(circle, around, max_steps=50)

@@ -84,7 +84,7 @@ class HeadKind:
     members: NDArray[np.bool_]
 
     def __repr__(self) -> str:
-        count, places = self.members.sum(), np.argwhere(self.members)[:4]
+        count, places = int(self.members.sum()), np.argwhere(self.members)[:4]
         some = [f"L{layer}H{head}" for layer, head in places] + ["..."] * (count > 4)
         return f"<{count} of {self.members.size} heads{': ' if some else ''}{' '.join(some)}>"
 
