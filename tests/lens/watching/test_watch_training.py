@@ -112,5 +112,5 @@ def test_dropout_after_a_call_of_the_same_shape_without():
     query, key, value = torch.randn(3, 2, 4, 7, 8)
     whole = xt.attend(query, key, value)
     dropped = xt.attend(query, key, value, dropout=0.5)
-    assert torch.equal(whole.entropy, dropped.entropy)
+    torch.testing.assert_close(whole.entropy, dropped.entropy)  # by another backend: not bit by bit
     assert not torch.allclose(whole.output, dropped.output)

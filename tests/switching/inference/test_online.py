@@ -186,5 +186,5 @@ def test_what_is_refused(tmp_path):
 
 
 def test_a_state_is_not_made_by_itself():
-    with pytest.raises(ValueError, match="Call model.online"):
+    with pytest.raises(ValueError, match=r"Call model\.online"):
         OnlineState()
