@@ -24,7 +24,8 @@ def load(name):
 
 
 def output(model, ids, heads):
-    with torch.no_grad(), xt.lens.watch(model, edit=xt.lens.edits.zero(heads)):
+    edit = xt.lens.edits.zero(heads) if heads else None
+    with torch.no_grad(), xt.lens.watch(model, edit=edit):
         return model(ids[None])[0]
 
 
