@@ -79,7 +79,7 @@ class Compact:
         return merge([self.attend(query, **both), fresh])
 
     def append(self, key: Tensor, value: Tensor) -> "Compact":
-        """The same with more keys ``(..., Hkv, K, D)`` as they are; their errors are no longer known."""
+        """A compact cache with these keys ``(..., Hkv, K, D)`` appended; its errors are no longer known."""
         key, value = (torch.cat([x, y.to(x)], -2) for x, y in ((self.key, key), (self.value, value)))
         weight = torch.cat(
             [

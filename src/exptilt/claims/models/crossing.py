@@ -70,7 +70,7 @@ def load(*, before: bool = False, full: bool = False) -> Reverser:
 
 @lru_cache(maxsize=8)
 def measured(before: bool, full: bool, seed: int) -> dict[str, float]:
-    """What the heads of a model do on strings it has not seen.
+    """Measurements of a model's heads on strings it has not seen.
 
     Returns:
         right: share of digits that are written right.

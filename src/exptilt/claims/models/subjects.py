@@ -157,7 +157,7 @@ def local_linear(model: str, weights: str, tokens: int, seed: int) -> np.ndarray
 
 
 def _left_by_neighbours(x: Tensor, count: int = 16) -> float:
-    """What is left of points ``(N, D)`` by the best affine mix of the nearest others, over their variance."""
+    """Residual of points ``(N, D)`` after the best affine mix of near ones, as a share of their variance."""
     distance = torch.cdist(x, x).fill_diagonal_(torch.inf)
     off = x[distance.topk(count, largest=False).indices] - x[:, None]
     gram = off @ off.mT

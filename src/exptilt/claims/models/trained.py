@@ -58,7 +58,7 @@ def corpus() -> tuple[Tensor, Tensor, Tensor, int]:
 
 
 def _parts(run: str) -> tuple[set[str], str]:
-    """Which parts a run has, and which of them is not trained."""
+    """The parts of the model in a run, and the one part that is not trained."""
     if run in FROZEN:
         return set(PARTS), run.split()[0]
     return set(run.split("+")) & set(PARTS), ""
