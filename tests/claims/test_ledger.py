@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from claims.verdicts import SETTINGS, VERDICTS
 from exptilt import claims
@@ -196,6 +197,25 @@ def test_same_seeds_same_numbers():
     assert one.checks != claims.find("E8").run(seed=5, seeds=1).checks
 
 
+def test_small_experiments_run_on_one_thread_and_leave_the_number_as_it_was():
+    """A second thread made the whole ledger six times slower on a busy machine."""
+    before, seen = torch.get_num_threads(), []
+
+    def experiment(seed, **_):
+        seen.append(torch.get_num_threads())
+        yield from (check(0.0), NOTHING)
+
+    one = replace(claims.find("A1"), experiment=experiment)
+    torch.set_num_threads(2)
+    try:
+        for settings in ({}, {"model": "another"}, {"full": 1}):
+            one.once(settings, 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2, 2]
+
+
 def test_what_is_not_installed_leaves_a_claim_open(monkeypatch, capsys, tmp_path):
     from exptilt.claims import equilibrium
 
@@ -248,7 +268,9 @@ def made_profile(model, weights, tokens, seed):
         name: rng.random((2, 3)).tolist()
         for name in (*subjects.HEADS, "symmetry", "symmetry_z", "definiteness")
     }
-    heads |= {name: rng.random((2, 3)).tolist() for name in ("definiteness_z", "alignment", "alignment_z")}
+    heads |= {
+        name: rng.random((2, 3)).tolist() for name in ("definiteness_z", "alignment", "alignment_z", "mixed")
+    }
     layers = {name: rng.random(3).tolist() for name in (*subjects.LAYERS, "tied_z")}
     values = {"vocabulary_sd": 0.3} | {f"forward_{n}": 0.2 for n in subjects.WINDOWS}
     return subjects.Profile(model, weights, heads, layers, values)
@@ -256,8 +278,10 @@ def made_profile(model, weights, tokens, seed):
 
 def test_another_model_is_looked_for_first_and_told_beside_the_first(capsys, monkeypatch, tmp_path):
     """A model that cannot be loaded is told before all else is run; only what a model changes is printed."""
-    read, words = [], ["claims", "E7", "F6", "--store", str(tmp_path / "kept"), "--set", "tokens=128"]
+    read, words = [], ["claims", "E7", "F1", "--store", str(tmp_path / "kept"), "--set", "tokens=128"]
     monkeypatch.setattr(subjects, "profile", lambda *given: read.append(given[0]) or made_profile(*given))
+    steps = {0: (1.0, np.zeros(4)), 9: (2.0, np.ones(4))}  # the other model has no checkpoints
+    monkeypatch.setattr(subjects, "over_training", lambda model, seed: steps if model != "other" else {})
     assert main(["claims", "E7", "--model", "other", "--set", "wings=2"]) == 2
     assert read == []  # a wrong setting is told before a model is looked for
     assert main([*words, "--model", "other", "--out", str(tmp_path)]) == 0

@@ -154,7 +154,10 @@ def _changed(found: "list[Evidence]", other: "Evidence") -> str:
     first = next(each for each in found if each.id == other.id)
     same = "as before" if first.verdict is other.verdict else f"was {first.verdict.value}"
     lines = [f"\n{other.id} on {other.settings['model']}: {other.verdict.value} ({same})\n"]
-    for before, after in zip(first.checks, other.checks, strict=True):
-        if before.values != after.values:  # some numbers are not about the model
-            lines.append(f"  {after.name}: {before.mean:.4g} → {after.mean:.4g}\n")
+    was = {check.name: check for check in first.checks}  # not every number is there for every model
+    for after in other.checks:
+        before = was.get(after.name)
+        if before is None or before.values != after.values:  # some numbers are not about the model
+            old = "" if before is None else f"{before.mean:.4g} → "
+            lines.append(f"  {after.name}: {old}{after.mean:.4g}\n")
     return "".join(lines)
