@@ -9,6 +9,7 @@ import html
 import json
 import re
 import runpy
+import subprocess
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -32,7 +33,19 @@ def on_config(config):
     section = {name: part for part in config["nav"] for name in part}
     section["Guides"]["Guides"] += new  # pages that nobody has put in their place yet
     section["Reference"]["Reference"] = ["reference/index.md", *sections]
+    config["copyright"] = state()
     return config
+
+
+def state():
+    """Which version and which commit the pages are of, for the foot of each."""
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "src/exptilt/__init__.py").read_text("utf-8"))[1]
+    words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h, %cs"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return f"exptilt {version}"
+    return f"exptilt {version}, commit {done.stdout.strip()}"
 
 
 def on_files(files, config):

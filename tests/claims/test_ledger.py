@@ -255,7 +255,7 @@ def test_command(capsys, tmp_path, monkeypatch):
         (["A99"], "did you mean A"),
         (["A1", "--set", "dimensions"], "is not NAME=VALUE"),
         (["A1", "--set", "dimensions=0"], "from 1 to 64"),
-        (["A1", "--model", "tiny"], "none of these claims is about a trained model"),
+        (["A1", "--model", "minilm"], "none of these claims is about a trained model"),
     ]:
         assert main(["claims", *words, *store]) == 2
         assert said in capsys.readouterr().err
@@ -279,6 +279,8 @@ def made_profile(model, weights, tokens, seed):
 def test_another_model_is_looked_for_first_and_told_beside_the_first(capsys, monkeypatch, tmp_path):
     """A model that cannot be loaded is told before all else is run; only what a model changes is printed."""
     read, words = [], ["claims", "E7", "F1", "--store", str(tmp_path / "kept"), "--set", "tokens=128"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
     monkeypatch.setattr(subjects, "profile", lambda *given: read.append(given[0]) or made_profile(*given))
     steps = {0: (1.0, np.zeros(4)), 9: (2.0, np.ones(4))}  # the other model has no checkpoints
     monkeypatch.setattr(subjects, "over_training", lambda model, seed: steps if model != "other" else {})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.cli.arguments import positive, seed
+from exptilt.cli.arguments import check_model, positive, seed
 
 if TYPE_CHECKING:
     from exptilt.claims.evidence import Evidence
@@ -25,6 +25,7 @@ commands that work as printed:
   exptilt claims B5a --set dimensions=3
   exptilt claims A1 A10 --out ledger
 """
+OWN = ("shakespeare", "rxnmapper", "antiberty")  # models that only the claims know
 RESUMES = " Finished claims are kept; run the same command again to continue."
 
 
@@ -51,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run, print what was found, write the page."""
+    check_model("--model", arguments.model, OWN)
     from exptilt._support.files import prepare_folder
     from exptilt.claims import ledger
 

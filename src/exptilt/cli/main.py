@@ -27,7 +27,7 @@ COMMANDS = ("report", "claims", "switch", "bench")
 FIRST = {  # the first command to try of each, and the extra that it needs
     "report": ("report", "hf,report"),
     "claims": ("claims A1 A10", ""),
-    "switch": ("switch FILE.csv", "report"),
+    "switch": ("switch gnp", "report"),
     "bench": ("bench --list", ""),
 }
 
@@ -38,6 +38,7 @@ commands that work as printed:
 
 after pip install 'exptilt[hf,report]':
   exptilt report
+  exptilt switch gnp
 
 in a source checkout:
   exptilt bench --list

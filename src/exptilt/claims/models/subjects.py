@@ -224,8 +224,8 @@ def _load(model: str, weights: str, seed: int) -> tuple[nn.Module, Any, list[str
         step = int(weights) if weights.isdigit() else CHECKPOINTS[-1]
         try:
             loaded = models.load_model(series.get(step, model))
-        except ArgumentError as problem:  # that option is of `exptilt report`
-            raise ArgumentError(str(problem).replace(" Pass --download to fetch it.", "")) from None
+        except ArgumentError as problem:  # that is an argument of `load_model` alone
+            raise ArgumentError(str(problem).replace(" Pass download=True to fetch it.", "")) from None
         net, tokenizer = loaded.model, loaded.tokenizer
     if weights == "random":
         torch.manual_seed(seed)
