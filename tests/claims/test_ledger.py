@@ -157,6 +157,11 @@ def test_bounds_of_trained_models_are_those_of_the_predictions():
         assert len(rows) == len(said["bounds"][id])
 
 
+def test_the_worst_seed_is_told_only_where_it_differs():
+    assert "worst seed" not in Check("n", (8.0, 8.0 + 1e-12), most=2.0).sentence
+    assert "9 for the worst seed" in Check("n", (8.0, 9.0), most=2.0).sentence
+
+
 def test_the_rules():
     good, bad, exact = check(0.5), check(2.0), check(1e-12, most=1e-6)
     assert judged(exact) is Verdict.EXACT

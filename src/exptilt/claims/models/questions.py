@@ -250,7 +250,7 @@ def link(one: Profile, random: Profile) -> Numbers:
 
 @asked(
     "E10",
-    "Which heads have a forward transition with a uniform message?",
+    "Do heads have a forward transition with a uniform message?",
     r"Ac=\mathbf 1,\ c\ge0\ \text{ has a solution}\iff "
     r"\exists\,P(A'\mid A):\ P(A{=}i\mid A'{=}j)=A_{ij},\ P(A)=1/M",
     f"{FILTER}, equation 12 and the note below it (“σ(A) = 1/M”)",
@@ -319,7 +319,7 @@ def _hidden_over_training(model: str, tokens: int, seed: int) -> Iterator[Check]
 
 @asked(
     "F1",
-    "How are hidden states distributed, over layers and training?",
+    "Are hidden states Gaussian, over layers and training?",
     r"\eta\sim\mathcal N\,?\quad\text{by layer}",
     f"{POSTER}, future work",
     picture=axes("Excess kurtosis of hidden states (0 for a Gaussian)", "layer", "excess kurtosis"),
