@@ -12,7 +12,8 @@ Over the queries i of a head that count (real ones that see a key):
 and of one text, in a study, also
 
     first_token_mass              median of p_i1 over the queries that see the first key and many others
-    near_mass                     median over queries that see many keys of their attention within 8 tokens
+    first_token_share             median of p_i1 over what i gives to keys within 16 and at both ends
+    near_share                    the same of what i gives to keys within 4
     log_normalizer_variation      standard deviation of G_i − log Σ_j h_ij, h the keys' weights (1, or e^bias)
     normalizer_cv                 standard deviation over mean of Z_i / Σ_j h_ij, Z = e^G (THEORY A15)
 
@@ -21,6 +22,11 @@ standard deviation of log Z *is* the coefficient of variation of Z, but it stays
 a thousand has a Z that dwarfs the rest. The first key's mass needs one score a query, so O(n) work; the mass
 of all keys is a second sweep over them. Many keys are `MANY`, or half of what the query that sees most sees:
 queries at the start of a text have little choice, and how many of them there are depends on how it was cut.
+
+A longer text takes from the mass on any one key and gives to the far ones, so a threshold on a mass would
+depend on how texts were cut. The two shares do not: their keys are the same 35 in a text of any length
+(fewer in one shorter than 34 tokens), and only queries count that see all keys within 16. The ends are the
+first key and the last, where many models put attention that has nowhere to go.
 """
 
 from dataclasses import replace
@@ -37,7 +43,8 @@ from exptilt.tilting.problem import Inputs
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")
 MANY = 32  # keys that a query must see to count in a median over queries
-NEAR, NEAR_PATCHES = 8, 2  # how far a near key may be, in tokens, and in patches of a picture
+NEAR, AROUND = 4, 16  # how far a near key may be in tokens, and how far one that it is compared with
+NEAR_PATCHES, AROUND_PATCHES = 2, 4  # the same in patches of a picture
 FIELDS = (
     *("queries", "relative_queries", "visible_keys", "entropy", "relative_entropy", "effective_keys"),
     *("log_normalizer", "log_normalizer_variance", "score_mean", "score_variance", "score_max"),
@@ -58,10 +65,17 @@ def first_key(
     """Each query's mass and score on the first real key; `options` of `attend`, G ``(batch, Hq, Q)``."""
     if key.shape[2] == 0:
         return FirstKey(torch.zeros_like(G), torch.full_like(G, -torch.inf))
+    s = _column(query, key, options, visible, visible.first)
+    return FirstKey(torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0), s)
+
+
+def _column(
+    query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, index: Tensor | None
+) -> Tensor:
+    """Scores of one key ``(batch, Hq, Q)``, the first or that of index ``(batch,)``; −inf where hidden."""
     tensors = {name: options.get(name) for name in ("bias", "log_weight", "mask")}
     rule = replace(visible.rule, scale=options["scale"], softcap=options.get("softcap"))
-    s = rule.column(Inputs(query, key, key, **tensors), visible.first)
-    return FirstKey(torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0), s)
+    return rule.column(Inputs(query, key, key, **tensors), index)
 
 
 def summarise(
@@ -153,27 +167,53 @@ def text_statistics(
     found["log_normalizer_variation"] = _deviation(per_key, live)[item]
     found["normalizer_cv"] = _variation(per_key, live)[item]
     if query.shape[2] == key.shape[2]:
-        near, even, use = _near(query, key, options, G, many, places)
-        shares = (even / visible.visible).double().expand_as(G)
-        found["near_mass"], found["near_mass_baseline"] = (_median(x, use)[item] for x in (near, shares))
+        found |= {name: x[item] for name, x in shares(query, key, options, places).items()}
     even, seen_by = (x[item if x.shape[0] > 1 else 0] for x in visible.even())
     return TextStatistics(found, again.output[item], again.key_mass[item].double(), even, seen_by)
 
 
-def _near(
-    query: Tensor, key: Tensor, options: dict[str, Any], G: Tensor, use: Tensor, places: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention on near keys, by two log-normalizers; their number; and the queries that have a place."""
-    near: dict[str, Any] = {**options, "sink": None}
-    if places is None or len(places) != key.shape[2]:
-        near["window"] = min(NEAR + 1, options.get("window") or NEAR + 1)
-    else:
-        places = places.to(query.device)
-        within = (torch.cdist(places, places) <= NEAR_PATCHES)[None, None]
-        near["mask"] = within if options.get("mask") is None else within & options["mask"]
-        use = use & ~places.isnan().any(-1)
-    mass = (log_normalizer(query, key, **near).double() - G).exp().clamp(max=1)
-    return mass, Visibility.of(query, key, near).visible, use
+def shares(
+    query: Tensor, key: Tensor, options: dict[str, Any], places: Tensor | None = None
+) -> dict[str, Tensor]:
+    """`first_token_share` and `near_share` with their baselines, ``(batch, Hq)``, by two log-normalizers.
+
+    Arguments are those of `text_statistics`, of as many queries as keys.
+    """
+    n, visible = key.shape[2], Visibility.of(query, key, options)
+    own = torch.arange(n, device=query.device)
+    ends = [(0, _column(query, key, options, visible, None))]
+    ends += [(n - 1, _column(query, key, options, visible, own[-1:].expand(len(query))))] if n > 1 else []
+    pictured = places is not None and len(places) == n
+    apart = torch.cdist(places, places).to(own.device) if pictured and places is not None else None
+
+    def within(far: int) -> tuple[Tensor, Tensor]:
+        """Log-normalizer over the keys within a distance, and their number."""
+        some: dict[str, Any] = {**options, "sink": None}
+        if apart is None:
+            some["window"] = min(far + 1, options.get("window") or far + 1)
+        else:
+            there = (apart <= far)[None, None]
+            some["mask"] = there if options.get("mask") is None else there & options["mask"]
+        G, count = log_normalizer(query, key, **some), Visibility.of(query, key, some).visible
+        return G.double(), count.double().expand_as(G)
+
+    reach = (NEAR_PATCHES, AROUND_PATCHES) if pictured else (NEAR, AROUND)
+    (near, few), (total, count) = within(reach[0]), within(reach[1])
+    # Of a picture few patches have all their neighbours.
+    use = count >= count.amax(-1, keepdim=True) * (0.75 if pictured else 1.0)
+    if pictured and places is not None:
+        use = use & ~places.to(own.device).isnan().any(-1)
+    for place, score in ends:
+        outside = (own - place).abs() > reach[1] if apart is None else ~(apart[:, place] <= reach[1])
+        score = score.double().masked_fill(~outside, -torch.inf)
+        total, count = torch.logaddexp(total, score), count + ~torch.isneginf(score)
+    parts = {"first_token_share": (ends[0][1].double(), torch.ones_like(count)), "near_share": (near, few)}
+    found = {}
+    for name, (part, number) in parts.items():
+        known = use & ~torch.isneginf(part) & (number < count)  # where it is not all that is seen
+        found[name] = _median((part - total).exp().clamp(max=1), known)
+        found[f"{name}_baseline"] = _median(number / count, known)
+    return found
 
 
 def _median(x: Tensor, use: Tensor) -> Tensor:
