@@ -29,6 +29,7 @@ depend on how texts were cut. The two shares do not: their keys are the same 35 
 first key and the last, where many models put attention that has nowhere to go.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from exptilt._support.transforms import pytree
 from exptilt.lens.heads.key_mass import divergence, simpson
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.tilting import AttentionResult, attend, log_normalizer
-from exptilt.tilting.problem import Inputs
+from exptilt.tilting.problem import Inputs, wide_dtype
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")
 MANY = 32  # keys that a query must see to count in a median over queries
@@ -52,25 +53,50 @@ FIELDS = (
 )
 
 
-class FirstKey(NamedTuple):
-    """A query's attention on the first real key, and its score (−inf: hidden), ``(batch, Hq, Q)`` each."""
+def first_products(query: Tensor, key: Tensor, first: Tensor | None) -> Tensor:
+    """Inner products ``(batch, Hq, Q)`` of queries with the first real key, at ``first`` ``(batch,)`` or 0.
 
-    mass: Tensor
-    score: Tensor
-
-
-def first_key(
-    query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, G: Tensor
-) -> FirstKey:
-    """Each query's mass and score on the first real key; `options` of `attend`, G ``(batch, Hq, Q)``."""
+    All that a score of the first key needs later, when query and key are gone.
+    """
     if key.shape[2] == 0:
-        return FirstKey(torch.zeros_like(G), torch.full_like(G, -torch.inf))
-    s = _column(query, key, options, visible, visible.first)
-    return FirstKey(torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0), s)
+        return query.new_zeros(query.shape[:3])
+    wide, groups = wide_dtype(query.dtype), key.shape[1]
+    one = key[:, :, 0] if first is None else torch.take_along_dim(key, first[:, None, None, None], 2)[:, :, 0]
+    by_group = query.to(wide).unflatten(1, (groups, -1)) if groups > 1 else query.to(wide)[:, None]
+    found: Tensor = by_group @ one.to(wide)[:, :, None, :, None]
+    return found.squeeze(-1).flatten(1, 2)
+
+
+def rows(
+    lines: Sequence[Tensor], products: Tensor, options: Mapping[str, Any], visible: Visibility
+) -> Tensor:
+    """What `summarise` takes, ``(6, ..., batch, Hq, Q)``: `PER_QUERY`, with the first key's score for its mass.
+
+    `lines` are those of `statistic_lines`, `products` those of `first_products`, both of one call or stacked;
+    `options` those of `attend`.
+    """
+    G = lines[1]
+    if visible.length == 0:
+        s = torch.full_like(G, -torch.inf)
+    else:  # a query and a key of one component each have the product as their product
+        one = products.new_ones(()).expand(*products.shape[:-1], visible.length, 1)
+        s = _column(products[..., None], one, options, visible, visible.first)
+    return torch.stack([*lines, s.to(G.dtype)])
+
+
+def statistic_lines(tilted: AttentionResult) -> list[Tensor]:
+    """The statistics `PER_QUERY` of a result, ``(batch, Hq, Q)`` each, without the mass of the first key."""
+    return [getattr(tilted, name) for name in PER_QUERY[:-1]]
+
+
+def with_mass(rows: Tensor) -> Tensor:
+    """`rows` with the mass of the first key in place of its score: the statistics `PER_QUERY`."""
+    G, s = rows[1], rows[5]
+    return torch.cat([rows[:5], torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0)[None]])
 
 
 def _column(
-    query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, index: Tensor | None
+    query: Tensor, key: Tensor, options: Mapping[str, Any], visible: Visibility, index: Tensor | None
 ) -> Tensor:
     """Scores of one key ``(batch, Hq, Q)``, the first or that of index ``(batch,)``; −inf where hidden."""
     tensors = {name: options.get(name) for name in ("bias", "log_weight", "mask")}
@@ -78,45 +104,43 @@ def _column(
     return rule.column(Inputs(query, key, key, **tensors), index)
 
 
-def summarise(
-    tilted: AttentionResult, first_mass: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
-) -> Tensor:
-    """The statistics `FIELDS` of each head and batch item, ``(fields, batch, Hq)``.
+def summarise(rows: Tensor, mass: Tensor | None, visible: Visibility, sink: bool) -> Tensor:
+    """The statistics `FIELDS` of each head and batch item, ``(fields, ..., batch, Hq)``.
 
-    `tilted` is the result of `attend`, `first_mass` ``(batch, Hq, Q)`` the attention on the first real key,
-    and `mass` ``(batch, Hq, K)`` that on every key (its statistics are NaN for None); `sink` says whether a
-    sink is one more outcome.
+    `rows` ``(6, ..., batch, Hq, Q)`` are those of one call, or of several that see alike; `mass`
+    ``(..., batch, Hq, K)`` is the attention on every key (its statistics are NaN for None); `sink` says
+    whether a sink is one more outcome.
     """
-    G, H = tilted.log_normalizer, tilted.entropy
-    top = torch.where(G.isnan(), G, tilted.score_max)  # a maximum over scores that are not numbers is none
-    N, heads, Q = G.shape
+    H, G, score_mean, score_variance, score_max, first_mass = with_mass(rows)
+    top = torch.where(G.isnan(), G, score_max)  # a maximum over scores that are not numbers is none
+    lead, Q = G.shape[:-1], G.shape[-1]
     counted = visible.counted
     inverse, relative_queries = visible.inverse_log(sink)
     seen = visible.visible.to(G.dtype).expand_as(G)
-    rows = torch.stack([seen, H, H.exp(), G, tilted.score_mean, tilted.score_variance, first_mass])
+    every = torch.stack([seen, H, H.exp(), G, score_mean, score_variance, first_mass])
     if counted is None:
-        number = G.new_full((N, heads), Q)
-        means = rows.mean(-1)
+        number = G.new_full(lead, Q)
+        means = every.mean(-1)
         spread = (G - means[3][..., None]).square().mean(-1)
     else:
-        number = counted.sum(-1).to(G.dtype).expand(N, heads)
-        means = rows.masked_fill(~counted, 0.0).sum(-1) / number
+        number = counted.sum(-1).to(G.dtype).expand(lead)
+        means = every.masked_fill(~counted, 0.0).sum(-1) / number
         spread = (G - means[3][..., None]).square().masked_fill(~counted, 0.0).sum(-1) / number
         top = top.masked_fill(~counted, -torch.inf)
     unknown = torch.full_like(number, torch.nan)
-    seen, entropy, effective, normalizer, score_mean, variance, first = means
+    seen, entropy, effective, normalizer, mean, variance, first = means
     found = {
         "queries": number,
-        "relative_queries": relative_queries.to(G.dtype).expand(N, heads),
+        "relative_queries": relative_queries.to(G.dtype).expand(lead),
         "visible_keys": seen,
         "entropy": entropy,
         "relative_entropy": (H * inverse.to(H.dtype)).sum(-1) / relative_queries,
         "effective_keys": effective,
         "log_normalizer": normalizer,
         "log_normalizer_variance": spread,
-        "score_mean": score_mean,
+        "score_mean": mean,
         "score_variance": variance,
-        "score_max": top.amax(-1) if Q else top.new_full((N, heads), -torch.inf),
+        "score_max": top.amax(-1) if Q else top.new_full(lead, -torch.inf),
         "first_key_mass": first,
         "key_mass_simpson": unknown if mass is None else simpson(mass),
         "key_mass_divergence": unknown if mass is None else divergence(mass, visible.even()[0]).to(G.dtype),
@@ -152,13 +176,14 @@ def text_statistics(
     assert again.key_mass is not None
     wide: AttentionResult = pytree.tree_map(lambda x: x.detach().double(), tilted)
     G = wide.log_normalizer
-    first = first_key(query, key, options, visible, tilted.log_normalizer)
-    numbers = summarise(wide, first.mass.double(), again.key_mass.double(), visible, sink)
+    products = first_products(query, key, visible.first)
+    lines = rows(statistic_lines(wide), products, options, visible)
+    numbers = summarise(lines, again.key_mass.double(), visible, sink)
     found = dict(zip(FIELDS, numbers[:, item], strict=True))
     found["score_max"] = found["score_max"].masked_fill(found["queries"] == 0, torch.nan)
     live, outcomes = (visible.visible > 0).expand_as(G), visible.visible + int(sink)
     many = (outcomes > 1) & (outcomes >= min(MANY, float(outcomes.max()) / 2))
-    found["first_token_mass"] = _median(first.mass.double(), many & ~torch.isneginf(first.score))[item]
+    found["first_token_mass"] = _median(with_mass(lines)[5], many & ~torch.isneginf(lines[5]))[item]
     if any(options.get(name) is not None for name in ("bias", "log_weight", "sink")):
         log_measure = log_normalizer(torch.zeros_like(query), key, **options)  # a query of 0 tilts nothing
     else:

@@ -161,6 +161,7 @@ class Intercepted:
     shapes: dict[nn.Module | None, torch.Size] = field(default_factory=dict)  # of what modules were given
     before_attention: Callable[[], object] = lambda: None  # called before attention is computed
     edit: Callable[[Request, AttentionResult], AttentionResult] | None = None  # changes finished calls
+    plain: dict[tuple[Any, ...], Visibility] = field(default_factory=dict)  # of calls without a mask
     thread: int = 0  # in which the model is taken over; calls from others are not its own
 
     def __post_init__(self) -> None:
@@ -234,6 +235,18 @@ class Intercepted:
     def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
         """Whether self-attention without a mask is causal: as asked, or as the module says."""
         return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+    def look(self, request: Request) -> None:
+        """Set `visible` of a request without a mask; what all see alike is counted once."""
+        own, options = self.own_queries(request), request.options
+        if request.quiet or own is not None or options.get("mask") is not None:
+            request.look(own)
+            return
+        place = (*request.lengths, options.get("causal"), options.get("window"), request.query.device)
+        if place not in self.plain:
+            request.look()
+            self.plain[place] = request.visible
+        request.visible = self.plain[place]
 
     def own_queries(self, request: Request) -> Tensor | None:
         """Real queries of cross-attention: those of the last self-attention if it had as many, else None."""

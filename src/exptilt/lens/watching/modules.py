@@ -104,9 +104,10 @@ class Modules:
         # a module that has one.
         self.strangers: list[nn.Module] = []
         for module, name in self.names.items():
-            inside = [*near, *(self.names[other] for other in self.strangers)]
-            if "Attention" in type(module).__name__ and not any(_related(name, other) for other in inside):
-                self.strangers.append(module)
+            if "Attention" in type(module).__name__:
+                inside = [*near, *(self.names[other] for other in self.strangers)]
+                if not any(_related(name, other) for other in inside):
+                    self.strangers.append(module)
 
     def inside(self, module: nn.Module | None, whole: nn.Module) -> bool:
         """Whether `module` is `whole` or a part of it; None is a part of the root model only."""

@@ -126,7 +126,7 @@ def _attention(
     if is_causal:
         request.see_from_the_start()
     if attn_mask is None:
-        request.look(model.own_queries(request))
+        model.look(request)
     else:
         if attn_mask.dim() > 4 or attn_mask.shape[:-3] not in ((), (1,)):
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:])
