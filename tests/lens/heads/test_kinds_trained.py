@@ -8,7 +8,7 @@ import exptilt as xt
 from exptilt._support.errors import ArgumentError
 from exptilt.lens import models
 from exptilt.lens.inputs.texts import Chunk
-from exptilt.lens.studying.one_text import Options, measure_unit
+from exptilt.lens.studying.one_text import Options, measure_repeats, measure_unit
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +70,26 @@ def test_kinds_do_not_move_with_the_length_of_chunks():
         assert (long == short).all(), name
     assert by_chunk[0]["first token"].members.sum() > 5
     assert by_chunk[0]["local"].members.sum() > 5
+
+
+def test_induction_heads_are_what_repeats_are_predicted_by():
+    """Without the five heads of most induction mass SmolLM2 no longer knows that a sequence repeats."""
+    model, ids = load("smollm2")
+    generator, used, n = torch.Generator().manual_seed(0), ids.unique(), 40
+    rows = [used[torch.randperm(len(used), generator=generator)[:n]] for _ in range(4)]
+    sequences = torch.stack(rows).repeat(1, 2)
+    mass = measure_repeats(model, sequences)["head:induction_mass"]
+    order = [tuple(int(i) for i in np.unravel_index(k, mass.shape)) for k in np.argsort(-mass, axis=None)]
+    assert (mass > 0.3).sum() > 5
+
+    def losses(heads):
+        with torch.no_grad(), xt.lens.watch(model, edit=xt.lens.edits.zero(heads)):
+            logits = model(sequences, use_cache=False).logits[:, :-1]
+        wrong = torch.nn.functional.cross_entropy(logits.mT, sequences[:, 1:], reduction="none")
+        return float(wrong[:, : n - 1].mean()), float(wrong[:, n:].mean())
+
+    others = [order[k] for k in (50, 90, 130, 170, 210)]
+    (first, again), (first_without, again_without) = losses(others), losses(order[:5])
+    assert again < 2.5  # a repeat is predicted, also without five heads of another kind
+    assert again_without > again + 4  # but not without these
+    assert abs(first_without - first) < 1  # and nothing else is lost

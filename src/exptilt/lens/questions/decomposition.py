@@ -204,7 +204,7 @@ class _Ends:
 
     def __init__(self, model: nn.Module):
         self._name, self._hooks = type(model).__name__, list[Any]()
-        self._head = getattr(model, "get_output_embeddings", lambda: None)()
+        self._head: Any = getattr(model, "get_output_embeddings", lambda: None)()
         self._norms = [m for m in model.modules() if "norm" in type(m).__name__.lower()]
         self._calls: list[tuple[nn.Module, Tensor, Tensor]] = []
         self._given: Tensor | None = None

@@ -153,7 +153,7 @@ class Intercepted:
     look_at: Callable[[Request], None]  # for a call whose output torch computes
     note: Callable[[Request, AttentionResult], None]  # for a finished call of a model inside this one
     outer: "Intercepted | None" = None  # the model that was intercepted around this one
-    elsewhere: dict[nn.Module, bool] = field(default_factory=dict)  # modules that ran: is it cross-attention?
+    elsewhere: dict[nn.Module, int] = field(default_factory=dict)  # by module that ran, see `looks_elsewhere`
     real_query: Tensor | None = None  # of the last self-attention
     quiet: bool = False  # whether only outputs are wanted: nothing is recorded
     softmax: bool = False  # whether attention is also taken from a softmax over scores
@@ -230,7 +230,7 @@ class Intercepted:
 
     def kind(self, module: nn.Module | None) -> str:
         """Whether the current call of a module is "self" or "cross" attention."""
-        return "cross" if module is not None and self.elsewhere.get(module, False) else "self"
+        return "cross" if module is not None and self.elsewhere.get(module, 0) else "self"
 
     def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
         """Whether self-attention without a mask is causal: as asked, or as the module says."""
