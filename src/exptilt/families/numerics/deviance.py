@@ -73,7 +73,7 @@ def log_excess(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gamma_log_density(a: Tensor, x: Tensor, log_x: Tensor) -> Tensor:
-    """log x + log-density of Gamma(a, 1) at x, −D(a, x) + ½ log a/2π − R(a): no cancellation near the mean."""
+    """x times the density of Gamma(a, 1) at x, in logs: −D(a, x) + ½ log a/2π − R(a)."""
     log_a = a.log()
     return log_a / 2 - HALF_LOG_2PI - remainder(a) - deviance(a, x - a, log_x - log_a)
 
