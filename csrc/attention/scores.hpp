@@ -76,6 +76,15 @@ template <class T> INLINE void clear_outside(T* row, int64_t first, Vectors v, i
   if (right < last) fill(row + right, (last - right + lanes - 1) / lanes, T(0));
 }
 
+// −inf in the first and last vector of a row, outside of the keys lo..hi. Whole vectors are stored, since they are
+// loaded again at once.
+template <class T> INLINE void hide_ends(T* s, Vectors v, int64_t lo, int64_t hi) {
+  using W = Wide<T>;
+  T *first = s + v.left, *last = first + (v.count - 1) * W::lanes;
+  if (lo > v.left) W::store(first, W::between(W::load(first), lo - v.left, W::lanes));
+  if (s + hi < last + W::lanes) W::store(last, W::between(W::load(last), 0, s + hi - last));
+}
+
 // target[0..count) += plane[0, column, 2 column, …].
 template <class T> inline void add_numbers(T* target, const T* plane, int64_t column, int64_t count) {
   if (column == 0) {
@@ -124,8 +133,7 @@ ONCE Vectors to_scores(const Attention& f, T* s, T* slope, T* bend, const Place&
     else
       for (int64_t j = 0; j < hi - lo; ++j) s[lo + j] = mask[j * step] ? s[lo + j] : minus;
   }
-  for (int64_t j = v.left; j < lo; ++j) s[j] = minus;
-  for (int64_t j = hi; j < end; ++j) s[j] = minus;
+  hide_ends(s, v, lo, hi);
   return v;
 }
 
