@@ -180,7 +180,7 @@ template <class T> class Backward {
   // The tangents of h rows, written out; what the second sweep needs of them is kept.
   void push_rows(int64_t h, int64_t block, int64_t from, int64_t to) {
     copy_rows(pushing.means, f.attended, f.Dv, where.data(), h);
-    pushing.begin(h);
+    pushing.begin(B, R, h, block, from, to);
     for (int64_t tile = from; tile < to; ++tile)
       pushing.strips(h, block, tile, [&](const Strip& strip, int64_t s0) {
         const int64_t held = (tile - from) * f.tile_rows + s0;

@@ -6,8 +6,8 @@
 //     Σ_j p ṡ'   Σ_j p c ṡ'   Σ_j p c² ṡ'   Σ_j p (ṡ' v_j + v̇_j),        ṡ' = ṡ − r,  c = s − mean,
 //
 // from which derivatives/identities.py makes the tangents of all results. r is at first the ṡ of a key that has most
-// of the weight, if that is given; else the mean of ṡ over a few keys, beside the heaviest of the first tile. Each
-// tile's Σ p ṡ', which
+// of the weight, if that is given; else the mean of ṡ over a few keys, beside the heaviest of the first tile, or over
+// several tiles if they are small. Each tile's Σ p ṡ', which
 // should be near 0, is taken off Σ p ṡ' v at once, times the output o = Σ p v, and in the end r is moved to Σ p ṡ,
 //
 //     δ = Σ p ṡ − r:    Σ p ṡ' f − δ Σ p f  for f = 1, c, c², v,
@@ -30,6 +30,7 @@ template <class T> class Pushing {
   using W = Wide<T>;
   static constexpr int64_t lanes = W::lanes, width = 2 * W::lanes;
   static constexpr int64_t FEW = 32;    // vectors beside the heaviest key that r is taken from
+  static constexpr int64_t SOME = 256;  // keys that r is taken from, if a tile has fewer
 
   const Attention& f;
   Keys<T>&k, &v, &k_dot, &v_dot;
@@ -43,10 +44,22 @@ template <class T> class Pushing {
   Pushing(const Attention& f, Keys<T>& k, Keys<T>& v, Keys<T>& k_dot, Keys<T>& v_dot)
       : f(f), k(k), v(v), k_dot(k_dot), v_dot(v_dot), sums(f.tile_rows) {}
 
-  // Clear the sums of h rows.
-  void begin(int64_t h) {
+  // Clear the sums of h rows; where tiles are small, r is the mean of ṡ over the first `SOME` keys.
+  void begin(Rows<T> S, Rows<T> X, int64_t h, int64_t block, int64_t tile_from, int64_t tile_to) {
     std::fill_n(sums.begin(), h, Sums{});
     fill(summed.at, h * summed.step / lanes, T(0));
+    if (f.tile_keys >= SOME || tile_to - tile_from < 2) return;
+    for (int64_t tile = tile_from; tile < std::min(tile_to, tile_from + SOME / f.tile_keys); ++tile)
+      strips(h, block, tile, [&](const Strip& strip, int64_t s0) {
+        products(S, X, strip, s0);
+        for (int64_t r = 0; r < strip.rows; ++r) guess(strip, s0 + r, S[r], X[r]);
+      });
+    for (int64_t r = 0; r < h; ++r) {
+      Sums& row = sums[r];
+      row.settled = row.p0 > 0;
+      row.r = row.settled ? T(row.r / row.p0) : 0;
+      row.p0 = 0;
+    }
   }
   // body(strip, its first row) for the strips of h rows against a tile of keys that some of them sees.
   template <class Body> void strips(int64_t h, int64_t block, int64_t tile, Body body) {
@@ -101,6 +114,15 @@ template <class T> class Pushing {
     });
     weight = W::sum(z[0] + z[1]);
     mean = W::sum(t[0] + t[1]);
+  }
+  void guess(const Strip& strip, int64_t r, T* s, T* u) {
+    const Span seen = seen_of(f, where[r], strip);
+    if (seen.last <= seen.first) return;
+    const Vectors at = scores(strip, r, seen, s, u);
+    T weight, mean;
+    means_of(s + at.left, u + at.left, at.count, f.known<T>(0, where[r].head * f.Q + where[r].query), weight, mean);
+    sums[r].p0 += weight;
+    sums[r].r += mean;
   }
   INLINE void weigh(const Strip& strip, int64_t r, T* s, T* u, T* p_row, T* x_row) {
     const Span seen = seen_of(f, where[r], strip);
@@ -182,7 +204,7 @@ template <class T> class Tangent {
     if (f.query_dot) copy_rows(rows.moved, f.query_dot, f.D, where.data(), h);
     if (f.attended) copy_rows(rows.means, f.attended, f.Dv, where.data(), h);
     const int64_t from = seen.first / f.tile_keys, to = (seen.last + f.tile_keys - 1) / f.tile_keys;
-    rows.begin(h);
+    rows.begin(S, U, h, block, from, to);
     for (int64_t r = 0; r < h; ++r) {
       const double near = f.known<T>(3, where[r].head * f.Q + where[r].query);
       if (near == near) rows.sums[r].settled = true, rows.sums[r].r = near;
