@@ -32,7 +32,7 @@ from exptilt.lens import models
 
 PAGE = harness.FOLDER.parent / "two_measures.md"
 PREFIX, NEXT, TRAIN = 1024, 256, 512
-RATIOS = (20,)
+RATIOS = (4, 10, 20, 50)
 CHOSEN_ON = ("Shakespeare", "manual")
 Cache = tuple[Tensor, Tensor, Tensor]  # key, value (heads, budget, dim), log-weight (heads, budget)
 
