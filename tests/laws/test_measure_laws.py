@@ -173,7 +173,7 @@ def test_conjugate_on_the_boundary_is_the_limit_from_inside(case: Case, g: torch
         assert bool((nearer > near + 1).all())
 
 
-@pytest.mark.parametrize("case", LAWS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in LAWS if c.integral], ids=lambda case: case.name)
 def test_density_integrates_to_one(case: Case) -> None:
     assert case.integral is not None
     assert case.integral() == pytest.approx(1, abs=1e-9)

@@ -163,7 +163,8 @@ def clip(
         >>> xt.losses.clip(torch.eye(4), torch.eye(4), temperature=1.0)
         tensor(0.7437)
     """
-    paired("clip", image=image, text=text)
+    with refused_together("clip", group):
+        paired("clip", image=image, text=text)
     return info_nce(
         image,
         text,
