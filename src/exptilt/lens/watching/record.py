@@ -115,7 +115,11 @@ class Record:
         return self._calls
 
     def add(self, call: Waiting) -> None:
-        """Add a call, to be summarised later."""
+        """Add a call, to be summarised later.
+
+        Args:
+            call: what a watch has seen of it.
+        """
         self._waiting.append(call)
         self._size += 6 * call.products.numel()
         if self._size > _MOST_WAITING or in_transform():
