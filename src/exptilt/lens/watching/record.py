@@ -104,9 +104,10 @@ class Record:
         spent: whether `clip_qk_` has changed the weights, so that the record no longer describes them.
     """
 
+    spent: bool = False
+
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self._calls, self._waiting, self._size = list(calls), list[Waiting](), 0
-        self.spent = False
 
     @property
     def calls(self) -> list[CallRecord]:
