@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             overhead = (
                 (EVERY - 1) * times["not watched"].ratio_median + times[f"watched, {log}"].ratio_median
             ) / EVERY
-            goals.append(Goal(f"training, one step in {EVERY} to {log}", overhead, 1.03))
+            goals.append(Goal(f"training, one step in {EVERY} to {log}", overhead, 1.02))
         harness.print_goals(goals)
         harness.save("monitor", {"times": times, "goals": goals}, folder=harness.folder(arguments.quick))
 

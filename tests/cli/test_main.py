@@ -11,6 +11,7 @@ import pytest
 from exptilt import __version__
 from exptilt.cli import arguments, bench, main, report
 from exptilt.lens import Study, models
+from exptilt.lens.models.load import is_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +66,10 @@ def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, ca
             step for step, _ in models.find_checkpoints([models.default_folder()])
         ]
         assert study.training.loss[-1] < study.training.loss[0]
+        if is_installed("minilm"):
+            beside = Study.from_json(tmp_path / "report" / "minilm" / "study.json")
+            assert (beside.name, beside.training) == ("minilm", None)
+            assert any("minilm beside this page" in note for note in study.notes)
 
 
 def test_the_help_installs_a_model_before_it_names_it():

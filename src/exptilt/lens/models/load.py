@@ -46,6 +46,11 @@ class Loaded:
     tokenizer: Any
 
 
+def is_installed(name: str) -> bool:
+    """Whether the package of a model with a short name, such as "minilm", is there."""
+    return find_spec(PACKAGED[name][1]) is not None
+
+
 def default_folder() -> Path:
     """The folder of the small model that comes with this package, with its checkpoints and its text."""
     return Path(str(resources.files("exptilt.lens.models"))) / DEFAULT

@@ -261,11 +261,11 @@ class TrainingMonitor:
         if due is not None:
             self._take(due)
 
-    def on_train_end(self, *args: Any, **others: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any = None, **others: Any) -> None:
         """Event of either trainer at the end of training: close the log.
 
         Args:
-            args, others: whatever the trainer passes.
+            args, state, control, others: whatever the trainer passes, which is not used.
         """
         self.close()
 

@@ -104,9 +104,10 @@ class Record:
         spent: whether `clip_qk_` has changed the weights, so that the record no longer describes them.
     """
 
+    spent: bool = False
+
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self._calls, self._waiting, self._size = list(calls), list[Waiting](), 0
-        self.spent = False
 
     @property
     def calls(self) -> list[CallRecord]:
@@ -115,7 +116,11 @@ class Record:
         return self._calls
 
     def add(self, call: Waiting) -> None:
-        """Add a call, to be summarised later."""
+        """Add a call, to be summarised later.
+
+        Args:
+            call: what a watch has seen of it.
+        """
         self._waiting.append(call)
         self._size += 6 * call.products.numel()
         if self._size > _MOST_WAITING or in_transform():

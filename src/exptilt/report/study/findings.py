@@ -172,9 +172,8 @@ def _kinds(study: Study) -> Iterator[Finding]:
             most += " of what it gives to both" if kind.measure.endswith("share") else ""
         verb, _, what = kind.about.partition(" ")
         heads = f"{count} of {total} heads {verb.removesuffix('s') if count > 1 else verb}"
-        text = (
-            f"{heads} {what}, {'most of all' if place == places[0] else 'such as'} {head_name(place)}: {most}"
-        )
+        which = "such as " if place != places[0] else "most of all " if count > 1 else ""
+        text = f"{heads} {what}, {which}{head_name(place)}: {most}"
         text += f"{_favourite(study, place) if name == 'delimiter' else ''}."
         yield Finding(text, max(_z(kind.value, share), 1e-3), place, kind.measure, title, rank)
 
