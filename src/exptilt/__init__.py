@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from exptilt import (
         attention,
         claims,
+        curvature,
         distributed,
         dynamics,
         families,
@@ -68,6 +69,7 @@ _HOME = {
 _FOLDERS = (
     "attention",
     "claims",
+    "curvature",
     "distributed",
     "dynamics",
     "families",
@@ -92,6 +94,7 @@ __all__ = [
     "attention",
     "claims",
     "compact",
+    "curvature",
     "differentiable",
     "distributed",
     "divergence",

@@ -14,7 +14,7 @@ from exptilt._support.errors import ExptiltError
 
 FOLDERS = (
     *("tilting", "families", "sampling", "attention", "switching", "dynamics"),
-    *("distributed", "losses", "memory", "lens", "claims", "report"),
+    *("distributed", "losses", "memory", "lens", "curvature", "claims", "report"),
 )
 TABLE = {folder: import_module(f"bad_input.{folder}").ROWS for folder in FOLDERS}
 
