@@ -13,7 +13,7 @@ import pytest
 from exptilt._support.errors import ExptiltError
 
 FOLDERS = (
-    *("tilting", "families", "sampling", "attention", "switching", "dynamics"),
+    *("tilting", "families", "sampling", "attention", "taylor", "switching", "dynamics"),
     *("distributed", "losses", "memory", "lens", "curvature", "claims", "report"),
 )
 TABLE = {folder: import_module(f"bad_input.{folder}").ROWS for folder in FOLDERS}

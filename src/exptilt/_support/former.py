@@ -3,10 +3,12 @@
 `FORMER` is the whole table; docs/stability.md shows it. A folder uses it with one line at its end:
 
     __getattr__ = former_names(__name__)
+
+The same line may name modules that are loaded on first use, with the public names that they have.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -127,8 +129,8 @@ FORMER: dict[str, dict[str, str]] = {
 }
 
 
-def former_names(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a folder: finds its former names, and warns.
+def former_names(module: str, later: Mapping[str, tuple[str, ...]] | None = None) -> Callable[[str], Any]:
+    """The `__getattr__` of a folder: finds its former names, and warns; loads the modules of `later`.
 
     Example:
         >>> import exptilt.dynamics, warnings
@@ -140,6 +142,10 @@ def former_names(module: str) -> Callable[[str], Any]:
     table = FORMER[module.removeprefix("exptilt.")]
 
     def find(name: str) -> Any:
+        for home, names in (later or {}).items():
+            if name == home or name in names:
+                loaded = import_module(f"{module}.{home}")
+                return loaded if name == home else getattr(loaded, name)
         if name not in table:
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         text = f"{module}.{name} goes in the next release: write {table[name]} instead."

@@ -18,12 +18,11 @@ True
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 from .._support.former import former_names
-from .as_attention import as_filter, attention_as_imm
 from .builders import fit_named_model
 from .compare import compare
-from .families import DiscountedDynamics, LinearDynamics, SwitchingFamily
 from .inference.online import OnlineState
 from .learning.climb import FitStatus
 from .learning.differences import fit_nonlinear
@@ -33,6 +32,10 @@ from .markov import markov_autoregression, markov_regression
 from .model import SwitchingLinearGaussian
 from .nonlinear import SwitchingNonlinear
 from .structural import dynamic_factor, local_level, local_linear_trend, unobserved_cycle
+
+if TYPE_CHECKING:
+    from .as_attention import as_filter, attention_as_imm
+    from .families import DiscountedDynamics, LinearDynamics, SwitchingFamily
 
 __all__ = [
     "DiscountedDynamics",
@@ -69,4 +72,11 @@ _MOVED = {
 for _old, _new in _MOVED.items():
     sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]
 
-__getattr__ = former_names(__name__)
+# A filter or a fit needs neither attention nor exponential families, which take longer to load than all else.
+__getattr__ = former_names(
+    __name__,
+    {
+        "as_attention": ("as_filter", "attention_as_imm"),
+        "families": ("DiscountedDynamics", "LinearDynamics", "SwitchingFamily"),
+    },
+)
