@@ -34,11 +34,10 @@ from exptilt.curvature.batches import Batches
 from exptilt.curvature.estimates import Estimates
 from exptilt.curvature.objectives import CrossEntropy, FunctionLoss, Outputs, Weights, push
 from exptilt.curvature.parameters import Parameters
+from exptilt.curvature.refusals import first_not_finite, refuse_randomness
 from exptilt.lens.differentiable import differentiable
 
 KINDS = ("ggn", "hessian", "fisher", "empirical")
-DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Loss = str | Callable[[Any, Any], Tensor]
 Sampler = Callable[[Any, Any, torch.Generator], Any]
 
@@ -55,8 +54,8 @@ class Curvature(Estimates):
     Args:
         model: any module in evaluation mode; a transformers model without changes.
         loss: "cross_entropy", the mean over labels ≠ −100 as in the model's own loss (of the next token for
-            causal models), or a function of the model's output and the batch that returns one loss for each
-            item, or one number if there is a single batch.
+            causal models), or a function of the model's output and the batch that returns ``(...)``, one loss
+            for each item, or one number ``()`` if there is a single batch.
         data: a list of batches or a loader that repeats itself: dicts such as
             ``{"input_ids": ids, "labels": ids}``, or (inputs, labels).
         kind: "ggn" (Gauss–Newton), "hessian", "fisher" (exact for cross-entropy, where it equals "ggn"; a
@@ -106,7 +105,7 @@ class Curvature(Estimates):
             raise ArgumentError(
                 f"Curvature: loss is {loss!r}. Pass 'cross_entropy', or a function of output and batch."
             )
-        _refuse_randomness(model)
+        refuse_randomness(model)
         self.model, self.loss, self.sample = model, loss, sample
         self.seed = checks.whole("Curvature", "seed", seed, least=0)
         self.parameters = Parameters(model, parameters)
@@ -159,7 +158,11 @@ class Curvature(Estimates):
         return {place: self.restrict(names) for place, names in self.parameters.layers().items()}
 
     def gradient(self) -> Tensor:
-        """The gradient of the mean loss, flat ``(P,)``."""
+        """The gradient of the mean loss.
+
+        Returns:
+            ``(P,)``, flat.
+        """
         total: Weights = {}
         with self._explained():
             for batch in self.batches:
@@ -170,12 +173,15 @@ class Curvature(Estimates):
     def natural_gradient(
         self, *, damping: float, tolerance: float = 1e-3, max_steps: int = 50
     ) -> Solution[Tensor]:
-        """The step (A + damping)⁻¹ ∇L, flat ``(P,)``, for `move` to subtract from the weights.
+        """The step (A + damping)⁻¹ ∇L, for `move` to subtract from the weights.
 
         Args:
             damping: added to the diagonal.
             tolerance: of the residual, relative to the gradient.
             max_steps: products at most.
+
+        Returns:
+            A `Solution` whose value is ``(P,)``, flat.
         """
         return self.solve(self.gradient(), damping=damping, tolerance=tolerance, max_steps=max_steps)
 
@@ -240,7 +246,11 @@ class Curvature(Estimates):
         )
 
     def dense(self) -> Tensor:
-        """The matrix ``(P, P)`` itself, for small models: P products."""
+        """The matrix itself, for small models: P products.
+
+        Returns:
+            ``(P, P)``.
+        """
         if self.shape[0] > 20_000:
             raise ArgumentError(
                 f"Curvature: a dense matrix of {self.shape[0]:,} rows takes "
@@ -444,7 +454,9 @@ class Curvature(Estimates):
         """The vector, or an error that names the module or parameter where it is not finite."""
         if bool(vector.isfinite().all()):
             return vector
-        module = self._first_not_finite()
+        with torch.no_grad(), self._attention():
+            losses = (self.objective.losses(batch)(self.parameters.weights()) for batch in self.batches)
+            module = first_not_finite(self.model, losses)
         where = f"module {module} returns NaN or infinity" if module else "no module returns any"
         if len(vector) == self.shape[0]:
             parts = self.parameters.split(vector).items()
@@ -454,29 +466,6 @@ class Curvature(Estimates):
             "data, or use a wider dtype."
         )
 
-    def _first_not_finite(self) -> str | None:
-        """The first module whose output is not finite."""
-        found: list[str] = []
-
-        def look(name: str) -> Callable[..., None]:
-            def hook(_: nn.Module, __: Any, output: Any) -> None:
-                if isinstance(output, Tensor) and output.is_floating_point() and not output.isfinite().all():
-                    found.append(name or "the model")
-
-            return hook
-
-        hooks = [module.register_forward_hook(look(name)) for name, module in self.model.named_modules()]
-        try:
-            with torch.no_grad(), self._attention():
-                for batch in self.batches:
-                    self.objective.losses(batch)(self.parameters.weights())
-                    if found:
-                        break
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return found[0] if found else None
-
 
 def _left(entered: list[tuple[str, str]]) -> None:
     entered.pop()
@@ -485,16 +474,3 @@ def _left(entered: list[tuple[str, str]]) -> None:
 def _sums(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums over batches are taken in."""
     return torch.float32 if dtype.itemsize < 4 else dtype
-
-
-def _refuse_randomness(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if not module.training:
-            continue
-        dropout = isinstance(module, DROPOUT) and module.p > 0
-        if dropout or isinstance(module, BATCH_NORM):
-            what = "drops at random" if dropout else "mixes the samples of a batch"
-            raise ArgumentError(
-                f"Curvature: {name} ({type(module).__name__}) {what} while training, so there is no one "
-                "matrix. Call model.eval()."
-            )
