@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from exptilt.curvature.refusals import first_not_finite, refuse_randomness
 from exptilt.lens.differentiable import differentiable
 
 KINDS = ("ggn", "hessian", "fisher", "empirical")
+Form = TypeVar("Form")  # of a vector: tensor, array, dict or list
 Loss = str | Callable[[Any, Any], Tensor]
 Sampler = Callable[[Any, Any, torch.Generator], Any]
 
@@ -198,7 +199,7 @@ class Curvature(Estimates):
         for name, part in self.parameters.split(flat).items():
             named[name].sub_(part, alpha=checks.number("Curvature.move", "rate", rate))
 
-    def matvec(self, vector: Any) -> Any:
+    def matvec(self, vector: Form) -> Form:
         """The product with one vector, in the form of the vector.
 
         Args:
@@ -207,9 +208,10 @@ class Curvature(Estimates):
         flat, form = self.parameters.read(vector)
         if flat.ndim != 1:
             raise ArgumentError(f"Curvature: matvec got {tuple(flat.shape)}. Use matmat or @ for a matrix.")
-        return form(self._products(flat[:, None])[:, 0])
+        found: Form = form(self._products(flat[:, None])[:, 0])
+        return found
 
-    def matmat(self, matrix: Any) -> Any:
+    def matmat(self, matrix: Form) -> Form:
         """The product with every column; each batch is read once.
 
         Args:
@@ -218,7 +220,8 @@ class Curvature(Estimates):
         flat, form = self.parameters.read(matrix)
         if flat.ndim != 2:
             raise ArgumentError(f"Curvature: matmat got {tuple(flat.shape)}. Use matvec or @ for a vector.")
-        return form(self._products(flat))
+        found: Form = form(self._products(flat))
+        return found
 
     def __matmul__(self, vector: Any) -> Any:
         flat, form = self.parameters.read(vector)
