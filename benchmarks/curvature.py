@@ -215,6 +215,7 @@ def model_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{took[way] / took['own gradient']:.2f}",
         ]
         for way, said in names.items()
+        if way in memory and way in took
     ]
     return ["SmolLM2-135M", "peak MB with the result", "memory, ratio", "time, ratio"], rows
 
