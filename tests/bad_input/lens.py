@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from exptilt.lens import TrainingMonitor, clip_qk_, compare, differentiable, study, watch
+from exptilt.lens import TrainingMonitor, cache, clip_qk_, compare, differentiable, study, watch
 
 LAYER = nn.MultiheadAttention(8, 2)
 
@@ -20,6 +20,7 @@ ROWS = [
     (lambda: differentiable("gpt2"), "model", "model is a str"),
     (lambda: clip_qk_(LAYER, None, 1.0), "record", "record is a NoneType"),
     (lambda: watch("gpt2").__enter__(), "model", "str"),
+    (lambda: cache(LAYER, "a text"), "text", "there is no tokenizer"),
     (lambda: compare(3, 4), "int", "got a int. Pass two studies"),
     (lambda: study("gpt2", None, ["a text"]), "model", "Pass a transformers model"),
 ]

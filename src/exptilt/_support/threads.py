@@ -4,13 +4,12 @@
 OpenMP: these threads keep spinning for some milliseconds after each torch operation, and any other thread
 would have to share a core with them. They share out the work through a counter in memory; Python is not
 called. Elsewhere, and in a forked child, where OpenMP's team is gone and a new one would hang, a thread pool
-calls the same function. `run_chunks` does the same for work that is a Python function.
+calls the same function.
 """
 
 import ctypes
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -61,10 +60,14 @@ def _callable(address: int) -> Any:
 
 def run_region(address: int, argument: int, threads: int) -> None:
     """Call the C function at `address` with the pointer `argument` on `threads` threads, and wait for all."""
-    if threads <= 1:
-        _callable(address)(argument)
-    else:
-        _together(_callable(address), address, argument, threads)
+    if threads > 1 and (enter := team()) is not None:
+        enter(address, argument, threads, 0)
+        return
+    function = _callable(address)
+    futures = [_pool(threads - 1).submit(function, argument) for _ in range(threads - 1)]
+    function(argument)
+    for future in futures:
+        future.result()
 
 
 def run_kernel(name: str, filled: ctypes.Structure, threads: int) -> int:
@@ -79,54 +82,6 @@ def run_kernel(name: str, filled: ctypes.Structure, threads: int) -> int:
     if shared.lacking:
         raise native.no_memory(name)
     return int(shared.sum)
-
-
-def _together(function: Any, address: Any, argument: int | None, threads: int) -> None:
-    """Call the C function `function`, which is at `address`, on `threads` threads, and wait for all."""
-    if (enter := team()) is not None:
-        enter(address, argument, threads, 0)
-        return
-    futures = [_pool(threads - 1).submit(function, argument) for _ in range(threads - 1)]
-    function(argument)
-    for future in futures:
-        future.result()
-
-
-def run_chunks(work: Callable[[int, int], None], total: int, *, threads: int | None = None) -> None:
-    """Call ``work(start, stop)`` over 0..total in chunks on `threads` threads, by default as many as torch's.
-
-    This is faster only if `work` releases the interpreter lock.
-    """
-    threads = min(torch.get_num_threads() if threads is None else threads, total)
-    if threads <= 1:
-        if total > 0:
-            work(0, total)
-        return
-    lock = threading.Lock()
-    done = 0
-    errors: list[BaseException] = []
-
-    def take() -> tuple[int, int]:
-        """The next chunk: a share of what is left, so that chunks are few and the last ones small."""
-        nonlocal done
-        with lock:
-            start = done
-            done = min(total, start + max(1, (total - start) // (2 * threads)))
-            return start, done
-
-    def labour(_: Any) -> None:
-        try:
-            start, stop = take()
-            while start < stop:
-                work(start, stop)
-                start, stop = take()
-        except BaseException as error:  # an exception cannot pass through the library: it is raised below
-            errors.append(error)
-
-    callback = _Region(labour)
-    _together(callback, ctypes.cast(callback, ctypes.c_void_p), None, threads)
-    if errors:
-        raise errors[0]
 
 
 @cache

@@ -261,11 +261,6 @@ def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch._standard_gamma(shape.contiguous(), generator=generator)
 
 
-def standard_gamma_slope(shape: Tensor, drawn: Tensor) -> Tensor:
-    """The pathwise derivative of a Gamma(shape, 1) draw in its shape; both of one size."""
-    return torch._standard_gamma_grad(shape, drawn)
-
-
 def autocasts(device: torch.device) -> bool:
     """Whether autocast is on for this device."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)

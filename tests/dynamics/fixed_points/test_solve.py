@@ -6,7 +6,6 @@ import torch
 from dynamics.fixed_points.problems import F64, SOLVERS, attention, close, contraction, generator, unrolled
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt.dynamics import Status, fixed_point
-from exptilt.dynamics.fixed_points.solvers import Broyden
 
 each = pytest.mark.parametrize("solver", SOLVERS)
 
@@ -425,27 +424,6 @@ def test_a_thousand_scalar_problems(solver: str, seed: int) -> None:
     assert int((~solved).sum()) <= (solver == "anderson")
     missed = (function(found.value) - found.value).abs().squeeze(-1)
     assert torch.equal(solved, missed <= 1e-12 * (1 + found.value.abs().squeeze(-1)))
-
-
-@pytest.mark.parametrize("strength", [0.2, 3.0])  # all samples come nearer at every step; some go astray
-def test_broyden_takes_the_same_way_where_all_samples_come_nearer(strength: float) -> None:
-    class Wary(Broyden):
-        calm = property(lambda self: False, lambda self, value: None)
-
-    g = generator(2)
-    weight, x = torch.randn(4, 4, dtype=F64, generator=g), torch.randn(5, 4, dtype=F64, generator=g)
-    shift = torch.randn(4, dtype=F64, generator=g)
-    ways = [Broyden(5), Wary(5)]
-    calm = []
-    for _ in range(15):
-        image = torch.tanh(strength * x @ weight) + shift
-        residual = image - x
-        steps = [way.step(x, image, residual, residual.norm(dim=-1)) for way in ways]
-        assert torch.equal(*steps)
-        x = steps[0]
-        calm.append(ways[0].calm)
-    assert any(calm)
-    assert all(calm) == (strength < 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -46,11 +46,6 @@ def test_a_seed_decides_and_threads_do_not() -> None:
     assert all(torch.equal(a, b) for a, b in zip(once, all_three(None), strict=True))
 
 
-def test_blocks_are_different_streams() -> None:
-    x = standard_normal(torch.empty(0, dtype=F64), (4, 8192), generator())
-    assert float((x @ x.mT / 8192 - torch.eye(4, dtype=F64)).abs().max()) < 5 / math.sqrt(8192) * math.sqrt(2)
-
-
 def test_the_page_names_the_families_whose_draws_carry_derivatives() -> None:
     page = (Path(__file__).parents[3] / "docs" / "families.md").read_text()
     found = re.search(r"Draws of ([\w, \n]+?) carry their\s+derivatives in the parameters", page)

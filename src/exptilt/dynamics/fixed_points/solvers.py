@@ -143,16 +143,10 @@ class Broyden:
             self.best, self.best_x, self.best_residual = norm, x, residual
             self.misses, self.idle, self.wait = (torch.zeros_like(norm) for _ in range(3))
             self.dose = torch.ones_like(norm)
-            self.count, self.calm = 0, True
+            self.count = 0
             self.x, self.residual = x, residual
             return image
         self._learn(x - self.x, residual - self.residual)
-        if self.calm:  # a shortcut for the code below where no sample rises, idles or takes Picard steps
-            idle = torch.where(norm < 0.9 * self.best, 0.0, self.idle + 1)
-            if bool(((norm <= self.best) & (idle <= _IDLE)).all()):
-                self.idle, self.best, self.best_x, self.best_residual = idle, norm, x, residual
-                self.x, self.residual = x, residual
-                return x - self._apply(self.left, self.right, residual)
         walked = self.wait > 0
         self.wait = (self.wait - 1).clamp_min(0)
         self.idle = torch.where(walked | (norm < 0.9 * self.best), 0.0, self.idle + 1)
@@ -168,7 +162,6 @@ class Broyden:
         forgets = self.wait > 0
         if bool(forgets.any()):
             self.left[forgets], self.right[forgets] = 0.0, 0.0
-        self.calm = not bool((wrong | forgets).any())
         size = torch.where(wrong & ~forgets, 0.5 ** (self.misses - 1), 1.0)
         return self.x - size.unsqueeze(-1) * self._apply(self.left, self.right, self.residual)
 
