@@ -67,7 +67,7 @@ def test_an_overconfident_model_is_mended():
     x = 1.5 * torch.randn(400, 2, generator=torch.Generator().manual_seed(7)).double()
     noise = torch.randn(400, generator=torch.Generator().manual_seed(8))
     y = (x[:, 0] * x[:, 1] + 0.5 * noise > 0).long()
-    point = nn.functional.nll_loss(model(x).log_softmax(-1), y)
+    point = nn.functional.nll_loss(model(x).log_softmax(-1), y).detach()
     for posterior in (
         LaplacePosterior(whole),
         LaplacePosterior(whole.restrict("2")),

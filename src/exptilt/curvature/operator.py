@@ -169,7 +169,7 @@ class Curvature(Estimates):
             for batch in self.batches:
                 losses = self.objective.losses(batch)
                 self._add(total, self._pull(losses, torch.ones_like))
-        return self._checked(self.parameters.flat(total) / self.items)
+        return self._checked(self.parameters.gathered(total).div_(self.items))
 
     def natural_gradient(
         self, *, damping: float, tolerance: float = 1e-3, max_steps: int = 50
@@ -265,33 +265,27 @@ class Curvature(Estimates):
         """The matrix times ``(P, K)``."""
         if not bool(columns.isfinite().all()):
             raise ArgumentError("Curvature: the vector has NaN or infinite entries. Pass finite numbers.")
-        found = torch.empty_like(columns)
+        found: list[Tensor] = [columns[:, 0]] * columns.shape[1]
         left = []
         for k in range(columns.shape[1]):
             kept = self._kept(columns[:, k])
             if kept is not None and kept.exists():
-                found[:, k] = self._load(kept)
+                found[k] = self._load(kept)
             else:
                 left.append((k, kept))
-        if not left:
-            return found
         totals: list[Weights] = [{} for _ in left]
-        with self._explained():
-            for place, batch in enumerate(self.batches):
-                for total, (k, _) in zip(totals, left, strict=True):
-                    self._add(total, self._one(batch, place, self.parameters.split(columns[:, k])))
+        if left:
+            with self._explained():
+                for place, batch in enumerate(self.batches):
+                    for total, (k, _) in zip(totals, left, strict=True):
+                        self._add(total, self._one(batch, place, self.parameters.split(columns[:, k])))
         for total, (k, kept) in zip(totals, left, strict=True):
-            found[:, k] = self._checked(self.parameters.flat(total) / self.items)
+            found[k] = self._checked(self.parameters.gathered(total).div_(self.items))
             if kept is not None:
+                wide = found[k].float() if self.dtype.itemsize == 2 else found[k]
                 with draft(kept) as path, path.open("wb") as file:
-                    np.save(
-                        file,
-                        found[:, k].float().cpu().numpy()
-                        if self.dtype.itemsize == 2
-                        else found[:, k].cpu().numpy(),
-                        allow_pickle=False,
-                    )
-        return found
+                    np.save(file, wide.cpu().numpy(), allow_pickle=False)
+        return found[0][:, None] if len(found) == 1 else torch.stack(found, 1)
 
     def _one(self, batch: Any, place: int, vector: Weights) -> Weights:
         """The product with a vector for one batch, not yet divided by the number of items."""

@@ -105,15 +105,15 @@ class Parameters:
 
     def flat(self, vector: Mapping[str, Tensor]) -> Tensor:
         """One vector ``(P,)`` of a dict; gradients that are missing count as 0."""
-        parts = []
-        for name, size in zip(self.names, self.sizes, strict=True):
-            part = vector.get(name)
-            parts.append(
-                torch.zeros(size, dtype=self.dtype, device=self.device)
-                if part is None
-                else part.reshape(-1).to(self.dtype)
-            )
-        return torch.cat(parts)
+        return self.gathered(dict(vector))
+
+    def gathered(self, vector: Weights) -> Tensor:
+        """The same; the dict is emptied on the way, so that nothing large stands in memory twice."""
+        found = torch.zeros(self.count, dtype=self.dtype, device=self.device)
+        for name, part in zip(self.names, found.split(self.sizes), strict=True):
+            if name in vector:
+                part.copy_(vector.pop(name).reshape(-1))
+        return found
 
     def split(self, flat: Tensor) -> Weights:
         """The vector ``(P,)`` as a dict, each part with shape and dtype of its parameter."""
