@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OWN = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 CLAIM = re.compile(r"THEORY ((?:[A-H]\d+[ab]?(?:, )?)+)")
 MATHS = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+?)\$(?!\w)")
+DISPLAYED = re.compile(r"^\$\$(.+?)\$\$$()", re.MULTILINE)  # outside of the theory a $ may be a $
 FORMULAS = runpy.run_path(str(ROOT / "src" / "exptilt" / "report" / "formulas.py"))
 GALLERY = runpy.run_path(str(ROOT / "book" / "gallery.py"))
 BLOCK = re.compile(r"^( *)```python\n(?=\1>>>)", re.MULTILINE)
@@ -78,8 +79,8 @@ def on_page_markdown(markdown, page, **_):
     markdown = re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, OWN))})\)", r"](\1)", markdown)
     if page.file.src_uri in OWN:
         markdown = markdown.replace("](docs/", "](")
-    if page.file.src_uri == "theory.md":  # formulas as MathML, which browsers set without a library
-        markdown = MATHS.sub(_typeset, markdown)
+    # Formulas become MathML, which browsers set without a library.
+    markdown = (MATHS if page.file.src_uri == "theory.md" else DISPLAYED).sub(_typeset, markdown)
     return BLOCK.sub(r"\1```pycon\n", markdown)
 
 

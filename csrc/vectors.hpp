@@ -44,18 +44,28 @@ template <class T> struct Wide {
   // The larger of the two; NaN stays NaN.
   static INLINE V at_least(V x, V low) { return low > x ? low : x; }
 
-  // All lanes added up, halves first.
   static INLINE T sum(V x) {
-    T part[lanes];
-    std::memcpy(part, &x, sizeof x);
-    for (int n = lanes / 2; n > 0; n /= 2)
-      for (int i = 0; i < n; ++i) part[i] += part[i + n];
-    return part[0];
+    return folded<lanes>(x, [](auto a, auto b) { return a + b; });
   }
   static INLINE T largest(V x) {
-    T top = x[0];
-    for (int i = 1; i < lanes; ++i) top = x[i] > top ? x[i] : top;
-    return top;
+    return folded<lanes>(x, [](auto a, auto b) { return a > b ? a : b; });
+  }
+  // join(lower half, upper half), and again, until one number is left.
+  template <int n, class Some, class Join> static INLINE T folded(Some x, Join join) {
+    if constexpr (n == 1) {
+      return x[0];
+    } else {
+      typedef T Half __attribute__((vector_size(n / 2 * sizeof(T))));
+      Half parts[2];
+      std::memcpy(parts, &x, sizeof x);
+      return folded<n / 2>(Half(join(parts[0], parts[1])), join);
+    }
+  }
+  // x in its lanes first … last − 1, −inf in the others.
+  static INLINE V between(V x, int64_t first, int64_t last) {
+    V place;
+    for (int i = 0; i < lanes; ++i) place[i] = T(i);
+    return (place >= T(first)) & (place < T(last)) ? x : all(-std::numeric_limits<T>::infinity());
   }
   // Whether any lane of a comparison holds.
   static INLINE bool any(Bits x) {

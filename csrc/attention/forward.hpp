@@ -99,7 +99,7 @@ template <class T> class Forward {
     Vectors v;
     if (plain && seen.first == strip.first) {
       v = vectors_of<T>(seen);
-      for (int64_t j = seen.last; j < v.left + v.count * lanes; ++j) s[j] = -std::numeric_limits<T>::infinity();
+      hide_ends(s, v, seen.first, seen.last);
     } else {
       v = to_scores<T>(f, s, nullptr, nullptr, where[r], strip.tile * f.tile_keys, seen);
     }

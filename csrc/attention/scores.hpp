@@ -76,6 +76,15 @@ template <class T> INLINE void clear_outside(T* row, int64_t first, Vectors v, i
   if (right < last) fill(row + right, (last - right + lanes - 1) / lanes, T(0));
 }
 
+// −inf in the first and last vector of a row, outside of the keys lo..hi. Whole vectors are stored, since they are
+// loaded again at once.
+template <class T> INLINE void hide_ends(T* s, Vectors v, int64_t lo, int64_t hi) {
+  using W = Wide<T>;
+  T *first = s + v.left, *last = first + (v.count - 1) * W::lanes;
+  if (lo > v.left) W::store(first, W::between(W::load(first), lo - v.left, W::lanes));
+  if (s + hi < last + W::lanes) W::store(last, W::between(W::load(last), 0, s + hi - last));
+}
+
 // target[0..count) += plane[0, column, 2 column, …].
 template <class T> inline void add_numbers(T* target, const T* plane, int64_t column, int64_t count) {
   if (column == 0) {
@@ -128,8 +137,7 @@ ONCE Vectors to_scores(const Attention& f, T* s, T* slope, T* bend, const Place&
     const int64_t j = f.skip[row.head * f.Q + row.query] - j0;
     if (j >= lo && j < hi) s[j] = minus;
   }
-  for (int64_t j = v.left; j < lo; ++j) s[j] = minus;
-  for (int64_t j = hi; j < end; ++j) s[j] = minus;
+  hide_ends(s, v, lo, hi);
   return v;
 }
 

@@ -1,10 +1,13 @@
 """Compact keys answer like the keys they stand for."""
 
+import sys
+
 import pytest
 import torch
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
+from exptilt.attention.compaction import share_budget
 
 F64 = torch.float64
 
@@ -54,6 +57,35 @@ def test_errors_are_those_of_the_queries_given():
     gap = (ours.log_normalizer - full.log_normalizer).square().mean(-1).sqrt()
     torch.testing.assert_close(few.error_log_normalizer, gap)
     assert xt.compact(k, v, 10).error is None
+
+
+def test_a_fit_is_better_on_later_queries_and_says_how_good_it_is():
+    _, later, k, v = clustered(count=30, each=4, spread=0.5)
+    q = torch.randn(4, 400, 8, dtype=F64, generator=torch.Generator().manual_seed(5))
+    few, plain = (xt.compact(k, v, 24, q, fit=fit) for fit in (True, False))
+    assert off(few, later, k, v) < 0.9 * off(plain, later, k, v)
+    assert plain.predicted is None
+    full, ours = xt.attend(later, k, v), few.attend(later)
+    apart = (ours.output - full.output).norm(dim=(-1, -2)) / full.output.norm(dim=(-1, -2))
+    gap = (ours.log_normalizer - full.log_normalizer).square().mean(-1).sqrt()
+    for found, want in ((few.predicted, apart), (few.predicted_log_normalizer, gap)):
+        assert ((found / want > 0.5) & (found / want < 2)).all()  # 30 later queries
+    assert few.append(k, v).predicted is None
+
+
+def test_keys_are_taken_a_few_at_a_time(monkeypatch):
+    q, _, k, v = clustered()
+    want = xt.compact(k, v, 10, q)
+    monkeypatch.setattr(sys.modules["exptilt.attention.compaction"], "CELLS", 500)
+    torch.testing.assert_close(xt.compact(k, v, 10, q).value, want.value)
+
+
+def test_layers_with_larger_errors_get_more():
+    q, _, k, v = clustered(spread=0.5)
+    layers = [{"key": k, "value": x, "queries": q, "scale": 0.3} for x in (v, 1 + 0.01 * v, v)]
+    found = share_budget(layers, 20)
+    assert found[0] == found[2] > 2 * found[1] >= 16
+    assert 57 <= sum(found) <= 60
 
 
 @pytest.mark.parametrize("method", ["collapse", "subset"])

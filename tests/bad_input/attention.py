@@ -81,6 +81,7 @@ ROWS = [
     (lambda: propagate(**CARRIED | {"key": torch.ones(1, 3, 2)}), "key", "positions"),
     (lambda: xt.compact(torch.ones(1, 4, 2), torch.ones(1, 4, 2), 0), "budget", "budget is 0"),
     (lambda: xt.compact(torch.ones(1, 4, 2), torch.ones(1, 4, 2), 5), "budget", "budget is 5"),
+    (lambda: xt.compact(torch.ones(1, 4, 2), torch.full((1, 4, 2), torch.nan), 2), "value", "must be finite"),
     (
         lambda: Moments(torch.ones(4, 2), torch.ones(4, 3)),
         "covariance",

@@ -4,7 +4,17 @@ import math
 
 from torch import nn
 
-from exptilt.lens import TrainingMonitor, cache, clip_qk_, compare, differentiable, study, watch
+from exptilt.lens import (
+    TrainingMonitor,
+    cache,
+    clip_qk_,
+    compact_cache,
+    compare,
+    differentiable,
+    edits,
+    study,
+    watch,
+)
 
 LAYER = nn.MultiheadAttention(8, 2)
 
@@ -21,6 +31,9 @@ ROWS = [
     (lambda: clip_qk_(LAYER, None, 1.0), "record", "record is a NoneType"),
     (lambda: watch("gpt2").__enter__(), "model", "str"),
     (lambda: cache(LAYER, "a text"), "text", "there is no tokenizer"),
-    (lambda: compare(3, 4), "int", "got a int. Pass two studies"),
+    (lambda: compare(3, 4), "int", "got int and int. Pass two studies"),
+    (lambda: compare(LAYER, LAYER), "texts", "list of texts"),
+    (lambda: compact_cache(LAYER, 10), "model", "set_attn_implementation"),
+    (lambda: edits.without([0], [3]), "heads", "pairs of layer and head"),
     (lambda: study("gpt2", None, ["a text"]), "model", "Pass a transformers model"),
 ]

@@ -100,5 +100,7 @@ ROWS = [
         "teacher_hidden",
         r"teacher_hidden is \(3, 4\). Pass one row of each",
     ),
+    (lambda: L.linear_kl(X, X, X, X[:3]), "teacher_weight", "one vocabulary"),
+    (lambda: L.linear_kl(X, X, X * torch.nan, X), "teacher_hidden", "finite|NaN"),
     (lambda: L.linear_kl(X, X, X, X, temperature=0.0), "temperature", "temperature is 0.0"),
 ]

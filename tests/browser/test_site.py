@@ -87,6 +87,16 @@ def test_pages_stand_alone_at_every_width(site, browser, name, width):
         page.context.close()
 
 
+def test_formulas_that_stand_alone_are_set(site):
+    """$$ ... $$ on a line of its own is MathML on every page; none is left as it was typed."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        asked = re.findall(r"^\$\$.+\$\$$", path.read_text("utf-8"), flags=re.MULTILINE)
+        if asked:
+            page = (site / path.relative_to(ROOT / "docs").with_suffix(".html")).read_text("utf-8")
+            assert page.count('<div class="maths"') == len(asked)
+            assert "$$" not in page
+
+
 def test_search_finds_a_name_from_the_disk(site, browser):
     page = open_page(browser, (site / "recipes" / "heads.html").as_uri())
     try:

@@ -76,15 +76,6 @@ def weights(change):
     return of
 
 
-def flattened(net):
-    """Scores of all heads, and of the output, next to 0."""
-    for block in net.transformer.h:
-        block.attn.c_attn.weight[:, :256] *= 0.01
-        block.attn.c_attn.bias[:256] *= 0.01
-    net.transformer.ln_f.weight *= 0.01
-    net.transformer.ln_f.bias *= 0.01
-
-
 def ties(net):
     """An MLP whose neurons write what they read, and heads that write along the gradient of their G."""
     for block in net.transformer.h:
@@ -190,7 +181,7 @@ MUTATIONS = {
     "A12": (duality, "Empirical", method("log_normalizer", negated(1))),
     "A13": (duality, "unnormalized_kl", swapped),
     "A14": (duality, "measure_of_members", negated(1)),
-    "A15": (subjects, "_load", weights(flattened)),
+    "A15": (subjects, "_load", exchanged),
     "B1": (flow, "slope", downhill),
     "B2": (flow, "slope", downhill),
     "B3": (flow, "slope", downhill),

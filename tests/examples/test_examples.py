@@ -81,3 +81,41 @@ def test_the_manoeuvring_target(capsys, monkeypatch, tmp_path):
     assert filtered < 0.7 * measured
     assert int(mode.split(" in ")[1].split("%")[0]) > 70
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("mean_flow", 40), ("energy_transformer", 15), ("forces", 30), ("learn_at_test_time", 15)],
+)
+def test_training_through_derivatives_gets_better(name, steps, capsys, tmp_path):
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    gained = main(["--steps", str(steps), "--picture", str(tmp_path / "picture.png")])
+    assert gained > 0.01
+    assert (tmp_path / "picture.png").stat().st_size > 5_000
+    assert re.search(r"\d\.\d", capsys.readouterr().out)
+
+
+def test_forces_do_not_depend_on_where_the_cluster_is():
+    """Turned and moved, the energy stays and forces turn; they are those of small steps."""
+    forces = runpy.run_path(str(EXAMPLES / "forces.py"))
+    torch.manual_seed(0)
+    model, x = forces["Potential"]().double(), torch.randn(2, 5, 3, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
+    energy, force = forces["forces"](model, x.clone())
+    moved, pushed = forces["forces"](model, x @ turn.mT + 3)
+    torch.testing.assert_close(moved, energy)
+    torch.testing.assert_close(pushed, force @ turn.mT)
+    step = torch.randn_like(x)
+    slope = (model(x + 1e-5 * step) - model(x - 1e-5 * step)) / 2e-5
+    torch.testing.assert_close(slope, -(force * step).sum((1, 2)), rtol=1e-5, atol=1e-7)
+
+
+def test_patches_of_digits_come_back():
+    for name in ("mean_flow", "energy_transformer"):
+        example = runpy.run_path(str(EXAMPLES / f"{name}.py"))
+        digits = torch.randn(3, 8, 8)
+        tokens = example["patches"](digits)
+        assert tokens.shape == (3, 16, 4)
+        assert torch.equal(tokens[:, 0], digits[:, :2, :2].flatten(1))
+        assert torch.equal(example["images"](tokens), digits)

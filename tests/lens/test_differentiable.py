@@ -146,14 +146,6 @@ def example(name):
     return module
 
 
-def test_the_example_of_mean_flows(tmp_path, capsys):
-    flow = example("mean_flow")
-    flow.main(["--steps", "2", "--picture", str(tmp_path / "samples.png")])
-    assert (tmp_path / "samples.png").stat().st_size > 10_000
-    assert "step     2" in capsys.readouterr().out
-    assert flow.errors(flow.polygons(3, torch.Generator().manual_seed(0))) == pytest.approx((0, 0), abs=1e-5)
-
-
 def test_the_example_of_natural_gradients():
     """Its Fisher product against the matrix written out, its solver against a dense one."""
     natural = example("natural_gradient")

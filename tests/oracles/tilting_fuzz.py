@@ -42,7 +42,7 @@ from torch.autograd import forward_ad
 
 import exptilt as xt
 from exptilt.tilting.backends import cpu, layout
-from oracles.tilting_formula import QUANTITIES, Exact, _per_query_head, formula, scores
+from oracles.tilting_formula import QUANTITIES, Exact, _per_query_head, exact_tanh, formula, scores
 from oracles.tilting_mixes import TENSORS, mix_of
 
 FLOOR = 4.0  # units
@@ -350,7 +350,7 @@ def _error(x, truth):
 
 
 def _root_mean_square(errors):
-    """Of each entry; scaled first, because the square of 1e-200 is 0."""
+    """Over the first axis; scaled first, because squares of 1e-200 and 1e200 are 0 and infinite."""
     largest = np.max(errors, 0)
     safe = np.where(largest > 0, largest, 1.0)
     return largest * np.sqrt(np.mean(np.square(np.array(errors) / safe), 0))
@@ -372,9 +372,8 @@ def compare(mix, quantity, found, plain, truth, shaken, keep=None, terms=None):
     unit = np.where(np.isfinite(moved) & (moved < 1e149), moved, 0.0) + eps * size + 64 * tiny
     if terms is not None:
         unit = unit + eps * np.where(np.isfinite(terms), np.abs(terms), 0.0)
-    unit = unit + 0.1 * np.sqrt(
-        np.mean(np.square(unit))
-    )  # an entry far smaller than the rest need not be as exact as itself
+    # an entry far smaller than the rest need not be as exact as itself
+    unit = unit + 0.1 * _root_mean_square(unit.reshape(-1))
     a, b = _error(x, truth), _error(y, truth)
     if dtype != mix.wide:  # came back rounded to half precision
         narrow = torch.finfo(dtype)
@@ -453,7 +452,8 @@ def _shaken_second(mix, ask, double, shake):
     start = {name: x if x is None or name in keep else shake(x) for name, x in double.items()}
     bars = {name: shake(x.double()) for name, x in ask.bars.items()}
     dots = {name: shake(x.double()) for name, x in ask.dots.items()}
-    return second_of(lambda t: formula(mix, t, shake), start, Questions(bars, dots, ask.vector, ask.by))
+    asked = Questions(bars, dots, ask.vector, ask.by)
+    return second_of(lambda t: formula(mix, t, shake, exact_tanh), start, asked)
 
 
 def _prefixed(prefix, found):
@@ -555,7 +555,7 @@ def _judge(mix, draws):
         )
     if wanted["second"]:
         rival = second_of(lambda t: formula(mix, t), wide, ask)
-        right = second_of(lambda t: formula(mix, t), double, ask)
+        right = second_of(lambda t: formula(mix, t, tanh=exact_tanh), double, ask)
         rough = [_shaken_second(mix, ask, double, _shaker(eps, 3 * mix.seed + k)) for k in range(draws)]
         with np.errstate(all="ignore"):
             terms = _prefixed("dd ", truth.second_terms(ask.bars, {name: ask.dots[name] for name in ask.by}))

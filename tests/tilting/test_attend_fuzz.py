@@ -24,7 +24,8 @@ SOME, GROSS = 1, 4.0
 # side that weighs less; a mean of scores below −1e15 that were cut off there; a small share as 1 less a
 # large one; tangents about r of the first keys, where one that comes late has nearly all of the weight; long
 # sums over queries in the inputs' own precision. "units": here the judge was wrong. It squared numbers below
-# 1e-200, knew no weights that round to 0, let maximum and weights share one slope, or drew three times only.
+# 1e-200, knew no weights that round to 0, let maximum and weights share one slope, took the slope of a
+# saturated softcap for 0, or drew three times only.
 FOUND = {
     "tangents": (1000201, 1000365, 1001006, 1002065, 1002285, 1002529, 1002823, 2001890),
     "gradients": (1000960, 1001079, 1002126, 1002391, 1002474, 2000691, 2001375),
@@ -33,7 +34,7 @@ FOUND = {
     "mean": (1001049, 1001050, 1001280),
     "shares": (1014713,),
     "late": (1013941,),
-    "units": (1007539, 1009117, 1010788, 1014380),
+    "units": (1007539, 1009117, 1010788, 1014380, 7005018),
     "columns": (1006688, 1008414, 1008496, 1012564, 1013706),
 }
 

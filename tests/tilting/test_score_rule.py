@@ -69,3 +69,12 @@ def test_one_column_and_some_rows_are_those_of_the_block(causal, window, softcap
     index = torch.tensor([5, 2])
     wanted = torch.stack([whole[0, ..., 5], whole[1, ..., 2]])
     torch.testing.assert_close(rule.column(t, index), wanted)
+
+
+def test_the_slope_of_a_saturated_softcap_keeps_its_digits():
+    """1 − tanh² would be off by a tenth at 8, and 0 from 9 on."""
+    z = torch.linspace(-20, 20, 41)
+    slope = ScoreRule(1.0, False, None, 0.5).soften(z).slope
+    assert slope is not None
+    right = torch.cosh(2 * z.double()) ** -2
+    assert ((slope - right).abs() <= 1e-5 * right).all()

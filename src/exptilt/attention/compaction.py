@@ -10,8 +10,14 @@ so that the mass of the cluster, and with it its part of the mean output, is rig
 queries: the projection of the cluster's measure, tilted as the queries tilt it, onto one weighted point. The
 heaviest keys stay as they are. Clusters are those of weighted k-means in the queries' own metric,
 E_q[(s_j − s_k)²] + ‖v_j − v_k‖² / Var v: the squared difference of two scores, in nats.
+
+Then log-weights and values are fitted to G and output of the queries, by least squares with a ridge towards
+what they are. A fit to the earlier half of the queries must do better on the later half than no fit, or there
+is none; the error there is the prediction for queries to come.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +32,10 @@ from exptilt.tilting import AttentionResult, attend, merge
 METHODS = ("collapse", "subset")
 ROUNDS = 6  # of k-means
 PRIOR = 1e-3  # queries' worth of mass at which a cluster that no query attends to counts its keys
+CELLS = 2**22  # weights held at a time: 16 MB in float32
+FEWEST = 8  # queries of a head that can be fitted and held out
+RIDGE = 0.01  # of values, in squared weights of queries: that of one which gives a key a tenth of its weight
+PULL, STEPS = 0.1, 200  # the same of log-weights; multiplicative steps
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,9 @@ class Compact:
         error: ``(..., Hq)``, relative error of the output over the queries given to `compact`, as a root mean
             square; None without queries.
         error_log_normalizer: ``(..., Hq)``, root mean square error of G over them, in nats; None without.
+        predicted: ``(..., Hq)``, the error of the output over the later half of the queries, when log-weights
+            and values were fitted to the earlier half; None where nothing was fitted.
+        predicted_log_normalizer: ``(..., Hq)``, the same of G, in nats.
         scale: factor of ⟨q,k⟩ that the weights belong to.
     """
 
@@ -50,6 +63,8 @@ class Compact:
     error: Tensor | None
     error_log_normalizer: Tensor | None
     scale: float
+    predicted: Tensor | None = None
+    predicted_log_normalizer: Tensor | None = None
 
     def attend(self, query: Tensor, **options: Any) -> AttentionResult:
         """Attention of the queries ``(..., Hq, Q, D)`` over the compact keys, with options of `attend`."""
@@ -97,6 +112,8 @@ class Compact:
             length=length,
             error=None,
             error_log_normalizer=None,
+            predicted=None,
+            predicted_log_normalizer=None,
         )
 
 
@@ -109,6 +126,7 @@ def compact(
     *,
     method: str = "collapse",
     keep: float = 0.5,
+    fit: bool = True,
     log_weight: Tensor | None = None,
     scale: float | None = None,
 ) -> Compact:
@@ -118,16 +136,20 @@ def compact(
         key: ``(..., Hkv, K, D)``, without a position of their own or rotated already.
         value: ``(..., Hkv, K, Dv)``.
         budget: how many keys to leave in each head, from 1 to K.
-        queries: ``(..., Hq, Q, D)``, like those that will come: those of the last tokens will do. None takes
+        queries: ``(..., Hq, Q, D)``, like those that will come, in the order of time: those of the last
+            tokens, and of a model with rotary positions rotated on to places after the last key. None takes
             the keys themselves as queries of equal weight, which is much worse.
         method: ``collapse`` keeps the heaviest keys and joins the others in clusters; ``subset`` keeps the
             heaviest keys only.
         keep: share of the budget for keys that stay as they are, from 0 to 1; for ``collapse``.
+        fit: whether to fit log-weights and values to G and output of the queries; for ``collapse``, and from
+            8 queries on. What is fitted fails where queries to come are of another kind.
         log_weight: ``(..., Hkv, K)``, of keys that stand for others already.
         scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
 
     Returns:
-        `Compact`, with the errors measured on `queries`. Nothing is differentiated.
+        `Compact`, with the errors measured on `queries` and predicted for later ones. Nothing is
+        differentiated.
 
     Example:
         >>> k = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)).repeat_interleave(32, 1)
@@ -162,25 +184,41 @@ def compact(
     k, v, q = (x.float() if x.dtype.itemsize < 4 else x for x in (key, value, asked))
     weight = k.new_zeros(k.shape[:-1]) if log_weight is None else _checked(caller, log_weight, k)
     shape = k.shape[:-2]
-    rows = q.reshape(*shape, -1, D)  # all query heads that read a key head
     highest = weight.amax(-1, keepdim=True)  # weights count relative to each other
-    heads_of = [x.flatten(0, -3) for x in (k, v, (weight - highest)[..., None], rows)]
     with full_precision(k.device):
-        parts = [
-            _one(keys, values, w[:, 0], query, scale, budget, method, keep)
-            for keys, values, w, query in zip(*heads_of, strict=True)
-        ]
-        few = [torch.stack(x).reshape(*shape, *x[0].shape) for x in zip(*parts, strict=True)]
-        few[2] = few[2] + highest
-        made = Compact(few[0].to(key.dtype), few[1].to(value.dtype), few[2], K, None, None, scale)
+        full = attend(q, k, v, scale=scale, log_weight=weight)
+        rows = math.prod(shape), -1
+        problem = _Problem(
+            k.flatten(0, -3),
+            v.flatten(0, -3),
+            (weight - highest).flatten(0, -2),
+            q.reshape(*rows, D),
+            full.output.reshape(*rows, v.shape[-1]),
+            full.log_normalizer.reshape(rows) - highest.reshape(-1, 1),
+            scale,
+        )
+        few, guess = problem.joined(budget, method, keep), None
+        if fit and queries is not None and method == "collapse" and q.shape[-2] >= FEWEST and budget < K:
+            few, guess = problem.fitted(few, q.shape[-2])
+        keys, values, weights = (x.reshape(*shape, *x.shape[1:]) for x in few)
+        weights = weights + highest
+        made = Compact(keys.to(key.dtype), values.to(value.dtype), weights, K, None, None, scale)
         if queries is None:
             return made
-        full = attend(q, k, v, scale=scale, log_weight=weight)
-        ours = attend(q, few[0], few[1], scale=scale, log_weight=few[2])
-    off, size = ((x.square().sum((-1, -2))).sqrt() for x in (ours.output - full.output, full.output))
-    apart = (ours.log_normalizer - full.log_normalizer).square().mean(-1)
-    error = torch.where(off == 0, 0.0, off / size)  # also where the output is 0
-    return replace(made, error=error, error_log_normalizer=apart.sqrt())
+        ours = attend(q, keys, values, scale=scale, log_weight=weights)
+    error = _relative(ours.output - full.output, full.output)
+    apart = (ours.log_normalizer - full.log_normalizer).square().mean(-1).sqrt()
+    made = replace(made, error=error, error_log_normalizer=apart)
+    if guess is None:
+        return made
+    output, gap = (x.reshape(q.shape[:-2]) for x in guess)
+    return replace(made, predicted=output, predicted_log_normalizer=gap)
+
+
+def _relative(off: Tensor, whole: Tensor) -> Tensor:
+    """Root mean square of off (..., Q, Dv), relative to that of whole; 0 where nothing is off."""
+    off, whole = (x.square().sum((-1, -2)).sqrt() for x in (off, whole))
+    return torch.where(off == 0, 0.0, off / whole)  # also where the output is 0
 
 
 def _checked(caller: str, log_weight: Any, key: Tensor) -> Tensor:
@@ -200,53 +238,154 @@ def _checked(caller: str, log_weight: Any, key: Tensor) -> Tensor:
     return weight
 
 
-def _one(
-    k: Tensor, v: Tensor, weight: Tensor, q: Tensor, scale: float, budget: int, method: str, keep: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Key (B, D), value (B, Dv) and log-weight (B,) for one key head."""
-    s = scale * (q @ k.mT) + weight
-    G = s.logsumexp(-1)
-    p = (s - G[:, None]).exp_()
-    heavy = p.square().mean(0)
-    kept = budget if method == "subset" else min(budget, round(keep * budget))
-    kept = budget if k.shape[0] - kept <= budget - kept else kept
-    order = heavy.argsort(descending=True)
-    stay, rest = order[:kept].sort().values, order[kept:].sort().values
-    exact = k[stay], v[stay], weight[stay]
-    if kept == budget:
-        return exact
-    count = budget - kept
-    mass = p[:, rest].sum(0)
-    label = _clusters(k[rest], v[rest], mass, q, scale, count)
-    prior = weight[rest].exp()
-    w = mass + PRIOR * prior / prior.sum()
-
-    def joined(x: Tensor) -> Tensor:
-        """Sums over the keys of each cluster."""
-        return x.new_zeros(count, *x.shape[1:]).index_add_(0, label, x)
-
-    total, own = joined(w), joined(prior)
-    some = total > 0
-    inverse = torch.where(some, 1 / total, 0.0)[:, None]
-    middle, mean = joined(w[:, None] * k[rest]) * inverse, joined(w[:, None] * v[rest]) * inverse
-    reached = (scale * (q @ middle.mT) - G[:, None]).exp_().sum(0)
-    log_weight = own.log() + ((joined(mass) + PRIOR * own) / (own * reached + PRIOR * own)).log()
-    log_weight = torch.where(some, log_weight, -torch.inf)
-    return (torch.cat([exact[0], middle]), torch.cat([exact[1], mean]), torch.cat([exact[2], log_weight]))
+Few = tuple[Tensor, Tensor, Tensor]  # keys (heads, B, D), values (heads, B, Dv), log-weights (heads, B)
 
 
-def _clusters(k: Tensor, v: Tensor, mass: Tensor, q: Tensor, scale: float, count: int) -> Tensor:
-    """The cluster of each key by weighted k-means, in the metric of the queries' scores and of the values."""
-    second = (q.mT @ q) * (scale**2 / q.shape[0])
-    values, vectors = torch.linalg.eigh(second)
-    spread = (v - v.mean(0)).square().sum(-1).mean().clamp(min=torch.finfo(v.dtype).tiny).sqrt()
-    x = torch.cat([k @ (vectors * values.clamp(min=0).sqrt()), v / spread], -1)
-    w = (mass + mass.mean() * 0.1 + torch.finfo(v.dtype).tiny)[:, None]
-    centres = x[torch.linspace(0, x.shape[0] - 1, count, device=x.device).long()]
-    label = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-    for _ in range(ROUNDS):
-        label = (x @ centres.mT - 0.5 * centres.square().sum(-1)).argmax(-1)
-        total = x.new_zeros(count, 1).index_add_(0, label, w)
-        moved = torch.zeros_like(centres).index_add_(0, label, w * x)
-        centres = torch.where(total > 0, moved / total, centres)
-    return label
+def _take(x: Tensor, at: Tensor) -> Tensor:
+    """The vectors of x (heads, K, ·) at the places (heads, n)."""
+    return x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _sum_by(label: Tensor, count: int, x: Tensor) -> Tensor:
+    """Sums (heads, count, ·) of x (heads, n, ·) over the members of each cluster."""
+    return x.new_zeros(x.shape[0], count, x.shape[-1]).scatter_add_(1, label[..., None].expand_as(x), x)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Keys, values and log-weights of all key heads, and what the queries that read each of them get.
+
+    key (heads, K, D), value (heads, K, Dv), weight (heads, K), query (heads, N, D), output (heads, N, Dv) and
+    log-normalizer (heads, N).
+    """
+
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+    query: Tensor
+    output: Tensor
+    G: Tensor
+    scale: float
+
+    def attention(self, key: Tensor, weight: Tensor) -> Tensor:
+        """e^{s − G} (heads, N, n) of some keys."""
+        s = self.scale * (self.query @ key.mT)
+        return s.add_(weight[:, None]).sub_(self.G[..., None]).exp_()
+
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """Mean squared attention of each key over the queries, and its sum; a few keys at a time."""
+        size = max(1, CELLS // max(1, self.G.numel()))
+        found = []
+        for k, w in zip(self.key.split(size, 1), self.weight.split(size, 1), strict=True):
+            p = self.attention(k, w)
+            found.append((p.square().mean(1), p.sum(1)))
+        heavy, mass = (torch.cat(x, 1) for x in zip(*found, strict=True))
+        return heavy, mass
+
+    def joined(self, budget: int, method: str, keep: float) -> Few:
+        """The heaviest keys as they are, and clusters of the others."""
+        kept = budget if method == "subset" else min(budget, round(keep * budget))
+        kept = budget if self.key.shape[1] - kept <= budget - kept else kept
+        heavy, mass = self.masses()
+        order = heavy.argsort(1, descending=True)
+        stay, rest = order[:, :kept].sort(1).values, order[:, kept:].sort(1).values
+        exact = _take(self.key, stay), _take(self.value, stay), self.weight.gather(1, stay)
+        if kept == budget:
+            return exact
+        count = budget - kept
+        k, v, mass, prior = (
+            _take(x, rest) for x in (self.key, self.value, mass[..., None], self.weight.exp()[..., None])
+        )
+        label = self.clusters(k, v, mass, count)
+        w = mass + PRIOR * prior / prior.sum(1, keepdim=True).clamp(min=torch.finfo(prior.dtype).tiny)
+        total, own = _sum_by(label, count, w), _sum_by(label, count, prior)[..., 0]
+        some = total > 0
+        inverse = torch.where(some, 1 / total, 0.0)
+        middle, mean = (_sum_by(label, count, w * x) * inverse for x in (k, v))
+        reached = self.attention(middle, torch.zeros_like(own)).sum(1)
+        got = _sum_by(label, count, mass)[..., 0]
+        log_weight = own.log() + ((got + PRIOR * own) / (own * reached + PRIOR * own)).log()
+        log_weight = torch.where(some[..., 0], log_weight, -torch.inf)
+        return (
+            torch.cat([exact[0], middle], 1),
+            torch.cat([exact[1], mean], 1),
+            torch.cat([exact[2], log_weight], 1),
+        )
+
+    def clusters(self, k: Tensor, v: Tensor, mass: Tensor, count: int) -> Tensor:
+        """The cluster (heads, n) of each key by weighted k-means, in the metric of scores and values."""
+        second = (self.query.mT @ self.query) * (self.scale**2 / self.query.shape[1])
+        values, vectors = torch.linalg.eigh(second)
+        tiny = torch.finfo(v.dtype).tiny
+        spread = (v - v.mean(1, keepdim=True)).square().sum(-1).mean(1).clamp(min=tiny).sqrt()
+        x = torch.cat([k @ (vectors * values.clamp(min=0).sqrt()[:, None]), v / spread[:, None, None]], -1)
+        w = mass + mass.mean(1, keepdim=True) * 0.1 + tiny
+        centres = x[:, torch.linspace(0, x.shape[1] - 1, count, device=x.device).long()]
+        label = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        for _ in range(ROUNDS):
+            label = torch.baddbmm(centres.square().sum(-1)[:, None], x, centres.mT, beta=-0.5).argmax(-1)
+            total, moved = _sum_by(label, count, w), _sum_by(label, count, w * x)
+            centres = torch.where(total > 0, moved / total, centres)
+        return label
+
+    def fitted(self, few: Few, length: int) -> tuple[Few, tuple[Tensor, Tensor]]:
+        """The few keys with log-weights and values fitted, and errors of output and G on held-out queries.
+
+        There are `length` queries of each query head, one head after another.
+        """
+        key, value, weight = few
+        N = self.G.shape[1]
+        A = self.attention(key, weight)
+        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+
+        def solved(A: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+            """Factors (heads, B) of the weights, and the values."""
+            gram, right = A.mT @ A + PULL * eye, A.sum(1) + PULL
+            w = torch.ones_like(right)
+            for _ in range(STEPS):  # for min |A w − 1|², w ≥ 0: every step is downhill
+                w = w * right / (gram @ w[..., None])[..., 0]
+            P = _normalized(A * w[:, None])
+            return w, value + torch.linalg.solve(P.mT @ P + RIDGE * eye, P.mT @ (output - P @ value))
+
+        early = (torch.arange(N, device=A.device) % length) < length // 2
+        late, target = A[:, ~early], self.output[:, ~early]
+        w, values = solved(A[:, early], self.output[:, early])
+        off, plain = _normalized(late * w[:, None]) @ values - target, _normalized(late) @ value - target
+        use = (off.square().sum((1, 2)) < plain.square().sum((1, 2)))[:, None]
+        off = torch.where(use[..., None], off, plain)
+        gap = (late * torch.where(use, w, 1.0)[:, None]).sum(-1).log()
+        off, target, gap = (x.unflatten(1, (N // length, -1)) for x in (off, target, gap))
+        errors = _relative(off, target), gap.square().mean(-1).sqrt()
+        w, values = solved(A, self.output)
+        w, values = torch.where(use, w, 1.0), torch.where(use[..., None], values, value)
+        return (key, values, weight + w.log()), errors
+
+
+def _normalized(A: Tensor) -> Tensor:
+    """Rows divided by their sums; 0 where they are 0."""
+    return A / A.sum(-1, keepdim=True).clamp(min=torch.finfo(A.dtype).tiny)
+
+
+def share_budget(layers: Sequence[Mapping[str, Any]], budget: int) -> list[int]:
+    """Budgets of several layers, `budget` on average: in proportion to the error that half of it leaves.
+
+    Layers are given as arguments of `compact`. The error is that of all heads of a layer together, over every
+    fourth query.
+    """
+    errors = []
+    for layer in layers:
+        q = layer["queries"][..., ::4, :]
+        few = compact(**{**layer, "queries": q, "budget": max(1, budget // 2), "fit": False})
+        options = {name: layer[name] for name in ("scale", "log_weight") if name in layer}
+        full = attend(q, layer["key"], layer["value"], **options).output
+        errors.append(float((few.attend(q).output - full).norm() / full.norm().clamp(min=1e-30)))
+    least, most = min(8, budget), [layer["key"].shape[-2] for layer in layers]
+
+    def parts(factor: float) -> list[int]:
+        return [int(min(m, max(least, factor * x))) for x, m in zip(errors, most, strict=True)]
+
+    low, high = 0.0, budget * len(layers) / max(min(errors), 1e-6)
+    for _ in range(60):  # the factor at which the parts add up
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(parts(middle)) <= budget * len(layers) else (low, middle)
+    return parts(low)

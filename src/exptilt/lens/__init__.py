@@ -4,6 +4,7 @@ import sys
 
 from exptilt._support.former import former_names
 from exptilt.lens import edits
+from exptilt.lens.caches import compact_cache
 from exptilt.lens.differentiable import differentiable
 from exptilt.lens.heads.kinds import HeadKind
 from exptilt.lens.inputs.media import Picture
@@ -26,6 +27,7 @@ __all__ = [
     "TrainingMonitor",
     "cache",
     "clip_qk_",
+    "compact_cache",
     "compare",
     "differentiable",
     "edits",

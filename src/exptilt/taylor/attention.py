@@ -11,13 +11,14 @@ as the length, for each direction.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import pytree
-from exptilt.taylor.jets import OWN, SPECIAL, NoRuleError
+from exptilt._support.transforms import in_transform, pytree
+from exptilt.taylor.jets import OWN, SPECIAL, Jet, NoRuleError, make_jet
 from exptilt.tilting import AttentionResult
 from exptilt.tilting.arguments import prepare
 from exptilt.tilting.backends import reference
@@ -54,6 +55,27 @@ def _output(t: Inputs, rule: ScoreRule) -> Tensor:
     else:
         p = torch.softmax(s, -1)
     return p[..., :keys] @ per_query_head(t.value.to(s.dtype), s.shape[-3], -3)
+
+
+def _joined(parts: Iterator[Any], length: int) -> Tensor:
+    """Outputs of blocks as one. Written into place where nobody differentiates.
+
+    Results that are kept between the large tensors of one block and the next would leave holes in the heap
+    that nothing fits into, and memory would grow as the square after all.
+    """
+    first: Any = next(parts)
+    size = first.shape[-2]
+    if size == length:
+        return first  # type: ignore[no-any-return]
+    tensors = [first.value, first.rows] if isinstance(first, Jet) else [first]
+    if in_transform() or any(x.requires_grad for x in tensors):
+        return torch.cat([first, *parts], -2)
+    whole = [x.new_empty(*x.shape[:-2], length, x.shape[-1]) for x in tensors]
+    for start, part in zip(range(0, length, size), chain([first], parts), strict=True):
+        for x, y in zip(whole, [part.value, part.rows] if isinstance(part, Jet) else [part], strict=True):
+            x[..., start : start + size, :] = y
+        del part
+    return make_jet(*whole) if isinstance(first, Jet) else whole[0]
 
 
 class _Result(AttentionResult):
@@ -100,7 +122,7 @@ def _attend(
         )
     call = prepare("attend", query, key, value, **options, autocast=True)
     t, rule = call.inputs, call.settings.rule
-    output = torch.cat([_output(*block) for block in _blocks(t, rule)], -2)
+    output = _joined((_output(*block) for block in _blocks(t, rule)), t.query.shape[-2])
     result = object.__new__(_Result)
     result.__dict__.update(output=output.to(call.dtype), _problem=(t, rule))
     if key_mass:

@@ -154,7 +154,7 @@ def _effects(
     with evaluating(model), torch.no_grad():
         with watch(model, observe=count) as seen, _Prefix(model) as kept:
             output = run()
-        measure = _default(model, output, inputs, causal) if measure is None else measure
+        measure = default_measure(model, output, inputs, causal) if measure is None else measure
         names, base, whole = seen.modules.layer_names(), measured(output), _main(output)
         effect, error = np.full((2, max(heads) + 1, max(heads.values())), np.nan)
         for layer in track(sorted(heads), "layers", show=progress):
@@ -227,7 +227,7 @@ def _main(output: Any) -> Tensor:
     return next(x for x in parts if isinstance(x, Tensor) and x.dim() > 0)
 
 
-def _default(model: Any, output: Any, inputs: Mapping[str, Any], causal: bool) -> Measure:
+def default_measure(model: Any, output: Any, inputs: Mapping[str, Any], causal: bool) -> Measure:
     """Next-token loss of each text, or the relative change of the model's logits or first output."""
     base, which = _main(output), "decoder_" if "decoder_input_ids" in inputs else ""
     ids, real = inputs.get(f"{which}input_ids"), inputs.get(f"{which}attention_mask")

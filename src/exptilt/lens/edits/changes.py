@@ -69,11 +69,33 @@ def knock_out(edges: Collection[tuple[int, int]], heads: Heads = None) -> Edit:
         seen = torch.ones(1, 1, Q, K, dtype=torch.bool, device=call.query.device)
         for i, j in edges:
             seen[..., i, j] = False
-        mask = call.options.get("mask")
-        options = {**call.options, "mask": seen if mask is None else seen & mask}
-        return attend(call.query, call.key, call.value, **options).output
+        return _with_mask(call, seen)
 
     return _replacing(heads, cut)
+
+
+def without(keys: Collection[int], heads: Heads = None) -> Edit:
+    """An edit by which no query of the heads sees these keys, such as the tokens of a name.
+
+    The others' weights grow to a sum of 1; a query that sees nothing else writes 0.
+    """
+
+    def cut(call: AttentionCall) -> Tensor:
+        K = call.key.shape[2]
+        if not keys or any(not 0 <= j < K for j in keys):
+            raise ArgumentError(f"without: layer {call.layer} has {K} keys, from 0. Got {list(keys)[:5]}.")
+        seen = torch.ones(1, 1, 1, K, dtype=torch.bool, device=call.query.device)
+        seen[..., list(keys)] = False
+        return _with_mask(call, seen)
+
+    return _replacing(heads, cut)
+
+
+def _with_mask(call: AttentionCall, seen: Tensor) -> Tensor:
+    """The output of a call whose queries see only what `seen` leaves them."""
+    mask = call.options.get("mask")
+    options = {**call.options, "mask": seen if mask is None else seen & mask}
+    return attend(call.query, call.key, call.value, **options).output
 
 
 def _replacing(heads: Heads, new: Callable[[AttentionCall], Tensor]) -> Edit:

@@ -125,7 +125,11 @@ def attention_function(
     if s_aux is not None:
         options["sink"] = s_aux.to(query.dtype)
     request = Request(module, model.kind(module), query, key, value, options, dropout, model.quiet)
-    if attention_mask is None:
+    few = getattr(key, "compact_layer", None)  # of `lens.compact_cache`
+    if few is not None:
+        options |= few.read(module, query, attention_mask)
+        request.look(model.own_queries(request))
+    elif attention_mask is None:
         causal = not eager and request.kind == "self" and model.is_causal(module, is_causal)
         without_mask(model, request, causal)
     elif isinstance(attention_mask, RuleMask):
