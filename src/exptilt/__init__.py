@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from exptilt import (
         attention,
         claims,
+        curvature,
         distributed,
         dynamics,
         families,
@@ -72,6 +73,7 @@ _HOME = {
 _FOLDERS = (
     "attention",
     "claims",
+    "curvature",
     "distributed",
     "dynamics",
     "families",
@@ -97,6 +99,7 @@ __all__ = [
     "attention",
     "claims",
     "compact",
+    "curvature",
     "differentiable",
     "distributed",
     "divergence",

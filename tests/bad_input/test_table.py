@@ -14,7 +14,7 @@ from exptilt._support.errors import ExptiltError
 
 FOLDERS = (
     *("tilting", "families", "sampling", "attention", "taylor", "switching", "dynamics"),
-    *("distributed", "losses", "memory", "lens", "claims", "report"),
+    *("distributed", "losses", "memory", "lens", "curvature", "claims", "report"),
 )
 TABLE = {folder: import_module(f"bad_input.{folder}").ROWS for folder in FOLDERS}
 
@@ -37,7 +37,7 @@ def test_refused(call, argument, message, monkeypatch):
 
 
 # Folders in which a few refusals are about data or settings that no parameter holds alone.
-LOOSE = {"switching", "claims", "report", "lens"}
+LOOSE = {"curvature", "switching", "claims", "report", "lens"}
 # What rows name that is no parameter of the call: part of a result, of a machine, or of a site's law.
 INNER = {"keys", "laplacian", "key_mass", "states", "eta", "dimension"}
 

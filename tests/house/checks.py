@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"distributed"},
     {"memory", "losses"},  # a memory is a flow with patterns held still, run to its fixed point
     {"lens"},
+    {"curvature"},
     {"claims"},
     {"report"},
     {"cli"},
