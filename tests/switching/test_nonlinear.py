@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError
-from exptilt.switching import OnlineState, SwitchingNonlinear, fit_nonlinear
+from exptilt.switching import OnlineState, SwitchingNonlinear
+from exptilt.switching.nonlinear import fit_nonlinear
 from oracles.nonlinear import smooth_back
 from oracles.switching_models import random_data, random_model
 

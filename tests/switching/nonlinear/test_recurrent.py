@@ -8,7 +8,7 @@ import torch
 
 from exptilt._support.errors import ArgumentError
 from exptilt.switching import SwitchingLinearGaussian
-from exptilt.switching.nonlinear import RecurrentSwitching, fit_recurrent
+from exptilt.switching.nonlinear import RecurrentSwitching, fit_nonlinear
 from exptilt.switching.nonlinear.recurrent import tilt
 
 
@@ -189,7 +189,7 @@ def test_recurrence_is_learned():
         return RecurrentSwitching(model=model, recurrence=np.array([[0.0], [float(theta[0])]]))
 
     y = build([3.0]).sample(120, generator=torch.Generator().manual_seed(0)).y
-    fit = fit_recurrent(build, [0.5], y, progress=False)
+    fit = fit_nonlinear(build, [0.5], y, progress=False)
     assert float(fit.model.recurrence[1, 0]) == pytest.approx(3.0, abs=1.5)
     assert fit.log_likelihood > build([3.0]).filter(y).log_likelihood - 1e-6
 

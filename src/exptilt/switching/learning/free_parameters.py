@@ -28,7 +28,7 @@ from ..._support.transforms import apply
 from ..parameters import INITIAL, RANKS
 
 PROBABILITIES = ("transition", "initial_probability")
-COVARIANCES = ("process_noise", "observation_noise", "initial_covariance")
+COVARIANCES = ("process_noise", "observation_noise", "initial_covariance", "covariance")
 Arrays = Mapping[str, np.ndarray]
 Bounds = Mapping[str, tuple[float, float]]
 
@@ -79,7 +79,10 @@ class Free:
         self._matrix = np.diag(scale)
         for (name, other), weight in (leans or {}).items():
             if {name, other} <= self._index.keys() and (name not in shared or other in shared):
-                for i, row in zip(self._index[name], self._index[other], strict=True):
+                ones, rows = self._index[name], self._index[other]
+                # a row of `other` for each entry of `name`: (M, k), or (M, lags, m, m) with a row for each m
+                rows = rows if rows.ndim == 2 else rows.transpose(0, 2, 1, 3)
+                for i, row in zip(ones.reshape(-1), rows.reshape(ones.size, -1), strict=True):
                     if i >= 0 and (row >= 0).all():
                         self._matrix[i, row] = -weight * scale[row]
         self._origin = np.zeros(self.size)
@@ -374,7 +377,7 @@ def units(
         diagonal = np.diagonal(values[name], axis1=-2, axis2=-1)
         return np.asarray(diagonal.reshape(-1, diagonal.shape[-1]).mean(0))
 
-    Q, R, P = (own(name) for name in COVARIANCES)
+    Q, R, P = (own(name) for name in COVARIANCES[:3])
     x = sizes(np.where(Q > 0, Q, P))
     y = np.array([_deviation(column[~np.isnan(column)]) for column in rows.T])
     u = sizes(inputs.reshape(-1, inputs.shape[-1]).var(0)) if inputs.size else np.ones(inputs.shape[-1])
@@ -387,7 +390,7 @@ def units(
         "observation_input": y[:, None] / u,
         "initial_mean": x,
     }
-    for name, size in zip(COVARIANCES, (sizes(Q), sizes(R), sizes(P)), strict=True):
+    for name, size in zip(COVARIANCES[:3], (sizes(Q), sizes(R), sizes(P)), strict=True):
         scales[name] = np.where(np.eye(len(size), dtype=bool), 1.0, size[:, None])
     return scales, {"observation_noise": y, "process_noise": x}
 

@@ -15,7 +15,6 @@ moved, updated and collapsed to M, and backwards Kim's pass goes through the sam
 nothing is tilted, and both are GPB2 and its smoother.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -23,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
 from ..arrays import LOG_TWO_PI
@@ -32,9 +30,6 @@ from ..inference.moments import SENSOR, STEP, by_row, mixture, rauch
 from ..inference.problem import prepare
 from ..inference.results import Filtered, Laws, Smoothed
 from ..inference.simulate import Sample, root
-from ..learning.differences import by_differences
-from ..learning.maximum_likelihood import parametric_fit
-from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
 from ..series import Data, SeriesLike
 
@@ -246,41 +241,6 @@ class RecurrentSwitching:
         columns = [np.array(column[::-1]) for column in zip(*rows, strict=True)]
         with np.errstate(divide="ignore"):
             return (np.log(columns[0]), *columns[1:])
-
-
-def fit_recurrent(
-    build: Callable[[torch.Tensor], RecurrentSwitching],
-    start: ArrayLike,
-    y: SeriesLike,
-    *,
-    inputs: SeriesLike | None = None,
-    max_steps: int = 200,
-    tolerance: float = 1e-6,
-    progress: bool | None = None,
-) -> Fit[Any]:
-    """Maximum likelihood of a recurrent model that is a function of a vector; slopes by differences.
-
-    Args:
-        build: from a ``(k,)`` float64 tensor to a model.
-        start: ``(k,)`` numbers.
-        y: the data, as for `RecurrentSwitching.filter`.
-        inputs: as there.
-        max_steps: how many at most.
-        tolerance: stop when the log-likelihood rises by less than this.
-        progress: show a bar always, never, or (None) where somebody looks.
-    """
-    origin = np.array(plain(start)).reshape(-1)
-    data, _ = build(torch.from_numpy(origin))._prepared(y, inputs, "fit_recurrent")
-
-    def value(theta: np.ndarray) -> float:
-        try:
-            post = build(torch.from_numpy(theta)).filter(y, inputs=inputs)
-        except ArgumentError:
-            return np.inf
-        return -float(np.sum(plain(post.log_likelihood)))
-
-    limits, seen = (max_steps, tolerance, progress), int((~np.isnan(data.rows)).sum())
-    return parametric_fit(build, by_differences(value), [origin], limits, seen)
 
 
 def tilt(R: np.ndarray, transition: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> Tilted:
