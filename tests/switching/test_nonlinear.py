@@ -350,6 +350,21 @@ def test_innovations_of_functions(method):
     np.testing.assert_allclose(near, far, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["imm", "gpb2", "gpb1"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_online_forecasts_are_those_of_the_filter(method, batch):
+    model, rng = heading(), np.random.default_rng(0)
+    y = 3.0 + 0.2 * rng.normal(size=(5, 2) if batch is None else (batch, 5, 2))
+    u = np.full((8, 1), 0.5)
+    state = model.online(method=method, batch=batch)
+    for t in range(5):
+        state = state.step(y[..., t, :], inputs=u[t])
+    got = state.forecast(3, inputs=u[5:])
+    want = model.filter(y, method=method, inputs=u[:5]).forecast(3, inputs=u[5:])
+    for name in ("mean", "covariance", "lower", "upper", "mode_probability", "state_mean"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-10, err_msg=name)
+
+
 def test_online_functions_that_are_refused(tmp_path):
     model = heading()
     state = model.online().step([3.0, 3.1], inputs=[0.5])

@@ -11,7 +11,7 @@ E1, E2):
 `inference` and `learning`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -94,14 +94,23 @@ class SwitchingLinearGaussian(ModelParameters):
         """
         return smooth_series(self, y, method=method, inputs=inputs)
 
-    def online(self, *, method: str = "imm", batch: int | None = None) -> OnlineState:
+    def online(
+        self,
+        *,
+        method: str = "imm",
+        batch: int | None = None,
+        clock: "Callable[[float], SwitchingLinearGaussian] | None" = None,
+        time: float = 0.0,
+    ) -> OnlineState:
         """A filter to be fed one observation at a time; see `OnlineState`.
 
         Args:
             method: "imm", "gpb2" or "gpb1".
             batch: how many members share this model; None for one, whose results have no batch axis.
+            clock: from the time since the last step to the model of a step as long; steps then take `time=`.
+            time: when the initial law holds, with a clock.
         """
-        return OnlineState.begin(self, method=method, batch=batch)
+        return OnlineState.begin(self, method=method, batch=batch, clock=clock, time=time)
 
     def most_likely_path(
         self, y: SeriesLike, *, method: str = "viterbi", inputs: SeriesLike | None = None
