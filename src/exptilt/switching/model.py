@@ -148,6 +148,7 @@ class SwitchingLinearGaussian(ModelParameters):
         initial: str = "given",
         transition_inputs: ArrayLike | None = None,
         durations: int = 1,
+        diagonal: str | Sequence[str] = (),
     ) -> Fit[Self]:
         """Learn the parameters, starting from this model.
 
@@ -172,10 +173,12 @@ class SwitchingLinearGaussian(ModelParameters):
                 computed from the right, not learned ("mle" only).
             initial: "given", or "stationary": the initial law is that of the chain, and for states that are
                 not diffuse that of each mode's dynamics, tied to them while they are learned ("mle" only).
+                "stationary chain" ties the law of the chain, and leaves that of the state as given.
             transition_inputs: ``(T, k)`` covariates that drive the transitions ("mle" only); more rows are
                 for forecasts. See "transition_input" in `Fit.estimates`.
             durations: how many ages of a regime to tell apart ("mle" only): the chance that it ends then
                 depends on how long it has lasted. See "transition_age" in `Fit.estimates`.
+            diagonal: which of "process_noise" and "observation_noise" have variances alone to learn.
         """
         return fit_model(
             self,
@@ -197,6 +200,7 @@ class SwitchingLinearGaussian(ModelParameters):
             initial=initial,
             transition_inputs=transition_inputs,
             durations=durations,
+            diagonal=diagonal,
         )
 
     def walk_forward(

@@ -28,7 +28,7 @@ from ..._support.transforms import apply
 from ..parameters import INITIAL, RANKS
 
 PROBABILITIES = ("transition", "initial_probability")
-COVARIANCES = ("process_noise", "observation_noise", "initial_covariance", "covariance")
+COVARIANCES = ("process_noise", "observation_noise", "initial_covariance", "covariance", "scale")
 Arrays = Mapping[str, np.ndarray]
 Bounds = Mapping[str, tuple[float, float]]
 
@@ -310,8 +310,9 @@ def choose(
     learn_initial: bool,
     tied: Arrays | None = None,
     scales: Arrays | None = None,
+    diagonal: str | Sequence[str] = (),
 ) -> Free:
-    """Read `fixed` and `shared`; what is shared starts from the values of mode 0.
+    """Read `fixed`, `shared` and `diagonal`; what is shared starts from the values of mode 0.
 
     `tied` marks entries that constraints compute from others; `scales` are those of `Free`.
     """
@@ -327,7 +328,15 @@ def choose(
             raise ArgumentError(
                 f"fit: {name} cannot be shared by modes. Share matrices, noises, offsets or inputs."
             )
-    masks = {}
+    masks, diagonal = {}, [diagonal] if isinstance(diagonal, str) else diagonal
+    for name in diagonal:
+        off = ~np.eye(values[name].shape[-1], dtype=bool) if name in COVARIANCES[:2] else None
+        if off is None or values[name][..., off].any():
+            raise ArgumentError(
+                f"fit: diagonal has {name!r}. Pass process_noise or observation_noise, and start from a "
+                "diagonal one."
+            )
+        held[name] = off | np.asarray(held.get(name, False), dtype=bool)
     for name, value in values.items():
         if name in INITIAL and not learn_initial:
             continue

@@ -86,8 +86,8 @@ class Plan:
         self.clock, self._at = clock, dict[float, Plan]()
         if clock is not None and (self.diffuse.any() or self.steps is not None):
             raise ArgumentError(
-                "online: with a clock the initial law must be proper, and no parameter may vary by step. Give "
-                "initial_covariance finite numbers."
+                "online: with a clock the initial law must be proper, and no parameter may vary by step. "
+                "Give initial_covariance finite numbers."
             )
         M, n, sensor = self.M, self.n, self.m * self.n + self.m + self.m**2
         move = 3 * n * n + n
@@ -102,8 +102,8 @@ class Plan:
             raise ArgumentError("online: the state has a clock. Pass time=, when this was seen.")
         if number("online", "time", time) < before:
             raise ArgumentError(
-                f"online: time is {time}, the last step was at {before}: an observation out of sequence. Pass "
-                "observations in order of time, or go on from an earlier state."
+                f"online: time is {time}, the last step was at {before}: an observation out of sequence. "
+                "Pass observations in order of time, or go on from an earlier state."
             )
         return self.lasting(time - before)
 
