@@ -149,5 +149,6 @@ def fit_family(
         free_parameters=len(origin),
         observations=seen,
         regimes=len(learned.moves),
+        bounds=learned.free.bounds,
         filter=method,
     )

@@ -40,6 +40,7 @@ class Free:
         masks: for each parameter with something free, True at its free entries.
         shared: the parameters that all modes have in common.
         size: how many numbers there are.
+        bounds: lowest and highest value of parameters that have one.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Free:
         leans: Mapping[tuple[str, str], np.ndarray] | None = None,
     ) -> None:
         self.masks, self.shared = masks, shared & frozenset(masks)
-        self._bounds, self._held = bounds or {}, dict[str, np.ndarray]()
+        self.bounds, self._held = bounds or {}, dict[str, np.ndarray]()
         self._index: dict[str, np.ndarray] = {}
         self.size, constants = 0, list[np.ndarray]()
         for name, mask in masks.items():
@@ -112,7 +113,7 @@ class Free:
         """``(size,)``, True for logits and logarithms, which run away where a parameter is at a bound."""
         out = np.zeros(self.size, dtype=bool)
         for name, index in self._index.items():
-            if name in PROBABILITIES or name in self._bounds:
+            if name in PROBABILITIES or name in self.bounds:
                 out[index[index >= 0]] = True
             elif name in COVARIANCES:
                 diagonal = np.diagonal(index, axis1=-2, axis2=-1)
@@ -179,7 +180,7 @@ class Free:
             elif name in COVARIANCES:
                 value, pull = _square(raw)
             else:
-                value, pull = _from_real(raw, *self._bounds.get(name, (-np.inf, np.inf)))
+                value, pull = _from_real(raw, *self.bounds.get(name, (-np.inf, np.inf)))
             out.append(value + self._held[name] if name in self._held else value)
             pulls.append(pull)
 
@@ -199,9 +200,9 @@ class Free:
         if name in COVARIANCES:
             return _factors(name, value, mask)
         with np.errstate(divide="ignore"):
-            raw = _to_real(value, *self._bounds.get(name, (-np.inf, np.inf)))
+            raw = _to_real(value, *self.bounds.get(name, (-np.inf, np.inf)))
         if not np.isfinite(raw[mask]).all():
-            low, high = self._bounds[name]
+            low, high = self.bounds[name]
             raise ArgumentError(
                 f"fit: {name} is learned and starts at {value[mask].tolist()}. Start between {low:g} and "
                 f"{high:g}, or fix it."

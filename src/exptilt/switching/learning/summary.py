@@ -24,10 +24,11 @@ from ..parameters import ModelParameters
 from ..series import Values, arrange
 from .chain import stationary
 from .climb import End, FitStatus
-from .free_parameters import COVARIANCES
+from .free_parameters import COVARIANCES, Bounds
 
 TextTable = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 Fitted = TypeVar("Fitted")
+PROBABILITIES = dict.fromkeys(("transition", "initial_probability"), (0.0, 1.0))
 HEADER = ("estimate", "standard error", "z", "p", "low", "high")
 
 
@@ -153,6 +154,8 @@ class Fit(Generic[Fitted]):
             told apart.
         y, inputs: what `model` filters.
         filter: the filter whose likelihood it is.
+        bounds: lowest and highest value of parameters that have one; their intervals are taken in logarithms
+            or logits, and stay within.
     """
 
     model: Fitted
@@ -174,6 +177,7 @@ class Fit(Generic[Fitted]):
     y: Any = None
     inputs: Any = None
     filter: str = "gpb2"
+    bounds: Bounds = field(default_factory=dict)
 
     @classmethod
     def _of(
@@ -198,6 +202,7 @@ class Fit(Generic[Fitted]):
             numbers = state["parameters"]
             state = state | {"estimates": {"parameters": numbers}, "free_parameters": len(numbers)}
         before = {"eigenvalues": np.zeros(0), "estimates": {}, "trace": np.zeros(1), "observations": 0}
+        before["bounds"] = {}
         self.__dict__.update(before | state)
 
     def __repr__(self) -> str:
@@ -372,7 +377,7 @@ class Fit(Generic[Fitted]):
         """
         errors = self.standard_errors
         errors = {"parameters": errors} if isinstance(errors, np.ndarray) else errors
-        rows = _estimate_rows(self.estimates, errors, self.regimes, level)
+        rows = _estimate_rows(self.estimates, errors, self.regimes, level, self.bounds)
         facts = [
             f"{self.regimes} regimes, {self.observations} observations, {self.free_parameters} parameters",
             f"log-likelihood {self.log_likelihood:.4f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}",
@@ -434,7 +439,11 @@ def _mean_transition(model: ModelParameters) -> np.ndarray:
 
 
 def _estimate_rows(
-    estimates: dict[str, np.ndarray], errors: dict[str, np.ndarray] | None, regimes: int, level: float
+    estimates: dict[str, np.ndarray],
+    errors: dict[str, np.ndarray] | None,
+    regimes: int,
+    level: float,
+    bounds: Bounds,
 ) -> list[tuple[str, tuple[float, ...]]]:
     """One row a learned number; what all regimes share stands once."""
     from scipy.special import ndtr, ndtri
@@ -455,9 +464,29 @@ def _estimate_rows(
             index = where[1:] if once or regimes == 1 == len(values) else where
             z = value / error if error > 0 else np.nan
             label = name + (f"[{', '.join(map(str, index))}]" if index else "")
-            ends = (value - reach * error, value + reach * error)
+            variance = name in COVARIANCES and where[-1] == where[-2]
+            limits = (0.0, np.inf) if variance else bounds.get(name, PROBABILITIES.get(name, (-np.inf, np.inf)))
+            ends = interval(value, reach * error, *limits)
             rows.append((label, (value, error, z, float(2 * ndtr(-abs(z))), *ends)))
     return rows
+
+
+def interval(value: float, reach: float, low: float, high: float) -> tuple[float, float]:
+    """The ends value ± reach, in logarithms above `low`, or in logits if there is a `high` too.
+
+    These scales are nearer to normal in short samples, and the ends stay inside of the bounds.
+    """
+    if np.isinf(low):
+        return value - reach, value + reach
+    above = value - low
+    if np.isinf(high):
+        factor = np.exp(min(reach / above, 700.0)) if above > 0 else np.nan
+        return low + above / factor, low + above * factor
+    p, width = above / (high - low), high - low
+    if not 0 < p < 1:
+        return np.nan, np.nan
+    odds, factor = p / (1 - p), np.exp(min(reach / width / (p * (1 - p)), 700.0))
+    return low + width * odds / (odds + factor), low + width * odds * factor / (1 + odds * factor)
 
 
 def _aligned(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
