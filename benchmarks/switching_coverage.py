@@ -1,4 +1,4 @@
-"""Do intervals of 95 % cover? 500 simulated series, fitted by default, and the intervals that a summary prints.
+"""Do intervals of 95 % cover? 500 simulated series, and the intervals that a fit's summary prints.
 
 Two regimes that differ in level and deviation, T = 400, without and with a lag. A parameter's interval covers
 if the value that made the series lies in it. Of 500 a share of 95 % has a standard error of 1 %. A fit whose
@@ -32,7 +32,7 @@ def one(seed: int, phi: float) -> dict[str, Any]:
         regime = regime if rng.random() < STAY[regime] else 1 - regime
         carried = phi * carried + DEVIATION[regime] * rng.normal()
         y[t] = LEVEL[regime] + carried
-    options: dict[str, Any] = {"switching": ("intercept", "deviation"), "starts": 2}
+    options: dict[str, Any] = {"switching": ("intercept", "deviation"), "starts": 1}
     fit = markov_autoregression(y, order=1, **options) if phi else markov_regression(y, **options)
     table = fit.summary().to_frame()
     row: dict[str, Any] = {"status": fit.status.name}
@@ -60,7 +60,9 @@ def main() -> None:
             cells = np.array([row[name] for row in own.values()], dtype=float)
             found, error, covers, plain = cells.T
             share = float(covers.mean())
-            rows.append((kind, name, value, found.mean(), found.std(), np.nanmean(error), share, plain.mean()))
+            rows.append(
+                (kind, name, value, found.mean(), found.std(), np.nanmean(error), share, plain.mean())
+            )
             goals.append(Goal(f"{kind}, {name}: |coverage − 95 %|", abs(share - 0.95), 0.02))
     header = ("series", "parameter", "truth", "mean", "scatter", "standard error", "covers", "± 1.96 s.e.")
     print_table(header, [tuple(x if isinstance(x, str) else round(float(x), 4) for x in row) for row in rows])

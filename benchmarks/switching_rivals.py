@@ -72,7 +72,9 @@ def bearings() -> tuple[dict[str, Any], np.ndarray, SwitchingNonlinear]:
         transition=[[1.0]],
         dynamics=[lambda x: x @ matrix.T],
         process_noise=Q,
-        observation=lambda x: torch.stack([torch.atan2(x[..., 2], x[..., 0]), torch.hypot(x[..., 0], x[..., 2])], -1),
+        observation=lambda x: torch.stack(
+            [torch.atan2(x[..., 2], x[..., 0]), torch.hypot(x[..., 0], x[..., 2])], -1
+        ),
         observation_noise=np.diag([1e-3, 1.0]),
         initial_mean=[50.0, 1.0, 50.0, -0.5],
         initial_covariance=np.eye(4),
@@ -83,7 +85,9 @@ def bearings() -> tuple[dict[str, Any], np.ndarray, SwitchingNonlinear]:
     for _ in range(T):
         x = F @ x + rng.multivariate_normal(np.zeros(4), Q)
         rows.append(x)
-        seen.append(np.array([np.arctan2(x[2], x[0]), np.hypot(x[0], x[2])]) + rng.normal(size=2) * [1e-3**0.5, 1])
+        seen.append(
+            np.array([np.arctan2(x[2], x[0]), np.hypot(x[0], x[2])]) + rng.normal(size=2) * [1e-3**0.5, 1]
+        )
     y = np.array(seen)
     y[:, 0] = np.angle(np.exp(1j * y[:, 0]))
     given = {"pace": PACE, "R": np.diag([1e-3, 1.0]), "x": model.initial_mean[0], "P": np.eye(4), "y": y}
@@ -92,7 +96,7 @@ def bearings() -> tuple[dict[str, Any], np.ndarray, SwitchingNonlinear]:
 
 def ask(python: str, rival: str, given: dict[str, Any]) -> tuple[np.ndarray, float]:
     """Means and seconds a step of a rival."""
-    one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     one |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in ("in.npz", "out.npz")]
@@ -122,7 +126,12 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     cases: list[tuple[str, str, np.ndarray, Callable[[], Any]]] = [
         ("IMM, two modes, 4 states", "filterpy", states, lambda: own.filter(plane["y"], method="imm")),
-        ("unscented, bearing and range", "stonesoup", track, lambda: curved.filter(polar["y"], linearize="unscented")),
+        (
+            "unscented, bearing and range",
+            "stonesoup",
+            track,
+            lambda: curved.filter(polar["y"], linearize="unscented"),
+        ),
         ("two modes, GPB2 here", "dynamax", states, lambda: own.filter(plane["y"])),
         (
             f"two modes, {PARTICLES:,} particles in both",
@@ -138,7 +147,10 @@ def main() -> None:
         off = [float(np.sqrt(((m - truth)[:, [0, 2]] ** 2).sum(1).mean())) for m in (theirs, ours)]
         rows.append((scenario, rival, *off, 1e6 * theirs_time, 1e6 * ours_time, theirs_time / ours_time))
     header = ("scenario", "package", "off, theirs", "off, here", "µs a step, theirs", "here", "times faster")
-    shown = [(*row[:2], *(f"{x:.4f}" for x in row[2:4]), *(f"{x:,.3g}" for x in row[4:6]), f"{row[6]:,.0f}") for row in rows]
+    shown = [
+        (*row[:2], *(f"{x:.4f}" for x in row[2:4]), *(f"{x:,.3g}" for x in row[4:6]), f"{row[6]:,.0f}")
+        for row in rows
+    ]
     print_table(header, shown)
     if not arguments.quick:
         lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *shown)]

@@ -25,7 +25,9 @@ def track(sharp: float = 8.0, seen: int = 10) -> RecurrentSwitching:
 
     dynamics = np.stack([turn(-np.pi / 24), turn(-np.pi / 24), np.eye(2), np.eye(2)])
     centers = np.array([[2.0, 0.0], [-2.0, 0.0]])
-    offset = np.concatenate([centers - np.einsum("kab,kb->ka", dynamics[:2], centers), [[0.13, 0], [-0.13, 0]]])
+    offset = np.concatenate(
+        [centers - np.einsum("kab,kb->ka", dynamics[:2], centers), [[0.13, 0], [-0.13, 0]]]
+    )
     score = sharp * np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     weight = np.exp(sharp * np.array([-2.0, -2.0, 0.0, 0.0]))  # a turn begins where |x| passes 2
     modes = SwitchingLinearGaussian(

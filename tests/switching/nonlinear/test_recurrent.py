@@ -66,12 +66,12 @@ def test_tilted_laws_against_a_grid():
         x = mean[i] + u @ np.linalg.cholesky(cov[i]).T
         p = transition[i] * np.exp(x @ R.T)
         p *= (weight / weight.sum() / p.sum(1))[:, None]
-        np.testing.assert_allclose(got.chance[i], p.sum(0), atol=5e-4)
+        np.testing.assert_allclose(got.chance[i], p.sum(0), atol=1e-5)
         for j in range(M):
             center = p[:, j] @ x / p[:, j].sum()
             spread = (p[:, j, None] * (x - center)).T @ (x - center) / p[:, j].sum()
-            np.testing.assert_allclose(got.mean[i, j], center, atol=0.03)
-            np.testing.assert_allclose(got.cov[i, j], spread, atol=0.03)
+            np.testing.assert_allclose(got.mean[i, j], center, atol=2e-4)
+            np.testing.assert_allclose(got.cov[i, j], spread, atol=2e-3)
 
 
 def _particles(own, y, N, seed):

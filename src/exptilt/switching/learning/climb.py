@@ -454,8 +454,8 @@ def best_starts(
 ) -> list[np.ndarray]:
     """The first candidate, and where steps lead from others: the highest ends that differ.
 
-    All make half of `steps` steps, and the better third twice as many again. Of ends as high as one another
-    only one is kept: they are the same maximum, perhaps with regimes in another order.
+    All make half of `steps` steps, and the better third four times as many again. Ends as high as another are
+    the same maximum, perhaps with regimes in another order, and come last.
     """
     first, *others = candidates
 
@@ -470,8 +470,7 @@ def best_starts(
         return sorted(found)
 
     near = lead(track(others, "starts", show=progress), steps // 2)
-    ends, chosen = lead((point for *_, point in near[: -(-len(near) // 3)]), 2 * steps), [first]
-    for k, (value, _, point) in enumerate(ends):
-        if len(chosen) < count and (not k or value - ends[k - 1][0] > APART):
-            chosen.append(point)
-    return chosen
+    ends = lead((point for *_, point in near[: -(-len(near) // 3)]), 2 * steps)
+    again = [k > 0 and value - ends[k - 1][0] <= APART for k, (value, *_) in enumerate(ends)]
+    order = np.argsort(again, kind="stable")[: count - 1]
+    return [first, *(ends[k][2] for k in order)]

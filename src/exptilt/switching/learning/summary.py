@@ -465,7 +465,9 @@ def _estimate_rows(
             z = value / error if error > 0 else np.nan
             label = name + (f"[{', '.join(map(str, index))}]" if index else "")
             variance = name in COVARIANCES and where[-1] == where[-2]
-            limits = (0.0, np.inf) if variance else bounds.get(name, PROBABILITIES.get(name, (-np.inf, np.inf)))
+            limits = (
+                (0.0, np.inf) if variance else bounds.get(name, PROBABILITIES.get(name, (-np.inf, np.inf)))
+            )
             ends = interval(value, reach * error, *limits)
             rows.append((label, (value, error, z, float(2 * ndtr(-abs(z))), *ends)))
     return rows
