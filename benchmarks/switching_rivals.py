@@ -2,7 +2,7 @@
 
     RIVALS=PYTHON python benchmarks/switching_rivals.py
 
-PYTHON is an interpreter in which these three are installed (`pip install filterpy stonesoup dynamax`); exptilt
+PYTHON is an interpreter that has all three (`pip install filterpy stonesoup dynamax`); exptilt
 need not be. One thread each. Scenarios: a target that glides and manoeuvres, seen in the plane (filterpy's
 IMM; dynamax's particle filter, 1,000 particles); one of nearly constant velocity, seen by bearing and range
 (Stone Soup's unscented filter). The writing of the table in docs/tracking.md is part of the run.

@@ -2,8 +2,8 @@
 
 Linderman et al. (2017) made it to show modes that the state picks: two straights and two turns, each a linear
 system in the plane; which of them comes next depends on where the car is. Ten noisy numbers are seen of the
-two coordinates. A model whose chain does not know where the car is sees the same track, but cannot say where a
-straight ends. Run: python examples/nascar.py [picture.png]
+two coordinates. A model whose chain does not know where the car is sees the same track, but cannot say where
+a straight ends. Run: python examples/nascar.py [picture.png]
 """
 
 import sys
@@ -29,7 +29,7 @@ def track(sharp: float = 8.0, seen: int = 10) -> RecurrentSwitching:
         [centers - np.einsum("kab,kb->ka", dynamics[:2], centers), [[0.13, 0], [-0.13, 0]]]
     )
     score = sharp * np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-    weight = np.exp(sharp * np.array([-2.0, -2.0, 0.0, 0.0]))  # a turn begins where |x| passes 2
+    weight = np.exp(sharp * np.array([-2.0, -2.0, 0.0, 0.0]))  # a turn where |x| − 2 exceeds |y|
     modes = SwitchingLinearGaussian(
         transition=np.tile(weight / weight.sum(), (4, 1)),
         dynamics=dynamics,
