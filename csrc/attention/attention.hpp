@@ -44,6 +44,8 @@ struct Plane {
   whole(keys_outside)  /* whether a backward sweep goes over the keys once, and over the rows for each tile */    \
   place(const int64_t, order) place(const int64_t, bounds) /* an owner's blocks are order[bounds[owner]] … */     \
   place(char, output) place(char, statistics) place(int64_t, best) /* results */                                  \
+  whole(top)           /* how many of a row's heaviest keys are wanted */                                         \
+  place(const int64_t, skip) /* a key that each query leaves out, −1 for none */                                  \
   place(const char, rows) /* what is known of each query, one line of numbers after another */                    \
   place(char, query_grad) place(char, key_grad) place(char, value_grad)                                           \
   place(double, column_sum) place(double, row_sum)                                                                \

@@ -15,6 +15,7 @@ EXPTILT_EXPORT void EXPTILT_NAME(forward)(Attention* frame) { run<Forward<EXPTIL
 EXPTILT_EXPORT void EXPTILT_NAME(tangent)(Attention* frame) { run<Tangent<EXPTILT_NUMBER>>(frame); }
 EXPTILT_EXPORT void EXPTILT_NAME(backward)(Attention* frame) { run<Backward<EXPTILT_NUMBER>>(frame); }
 EXPTILT_EXPORT void EXPTILT_NAME(mass)(Attention* frame) { run<Mass<EXPTILT_NUMBER>>(frame); }
+EXPTILT_EXPORT void EXPTILT_NAME(heaviest)(Attention* frame) { run<Heaviest<EXPTILT_NUMBER>>(frame); }
 // Two frames, one after the other: that of the parts, and that of the results.
 EXPTILT_EXPORT void EXPTILT_NAME(join)(Attention* frames) { join<EXPTILT_NUMBER>(frames[0], frames[1]); }
 EXPTILT_EXPORT int64_t EXPTILT_NAME(lanes)() { return Wide<EXPTILT_NUMBER>::lanes; }

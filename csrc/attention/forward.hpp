@@ -38,7 +38,7 @@ template <class T> class Forward {
  public:
   explicit Forward(Attention& f)
       : f(f), k(f, f.key, f.D, true, false), v(f, f.value, f.Dv, false, true), where(f.tile_rows),
-        found(f.tile_rows), plain(f.cap <= 0 && !f.bias && !f.weight && !f.mask) {
+        found(f.tile_rows), plain(f.cap <= 0 && !f.bias && !f.weight && !f.mask && !f.skip) {
     const int64_t wide_q = panels<T>(f.D), wide_v = panels<T>(f.Dv), row = f.tile_keys + width;
     const int64_t rooms[] = {f.tile_rows * wide_q, f.tile_rows * wide_v, f.strip * row, f.strip * row};
     for (int64_t room : rooms) arena.plan(room);
@@ -63,6 +63,10 @@ template <class T> class Forward {
   void sweep(int64_t block, int64_t r0, int64_t part) {
     const int64_t h = std::min(f.tile_rows, f.rows_of_block() - r0);
     const Span seen = place_rows(f, block, r0, h, where.data());
+    if (f.skip && std::none_of(where.begin(), where.begin() + h, [&](const Place& row) {
+          return f.skip[row.head * f.Q + row.query] >= 0;
+        }))
+      return;  // none of these rows leaves out a key: their results are not looked at
     k.enter(block), v.enter(block);
     std::fill_n(found.begin(), h, Row{-INFINITY, 0, 0, 0, 0});
     copy_rows(queries, f.query, f.D, where.data(), h);

@@ -4,7 +4,7 @@
 // tile, fills a strip of rows with z = scale <q_i, k_j> (product.hpp), and each row then passes here:
 //
 //     place_rows   which head and query each row is, and the run of keys lo..hi that rule and window leave it
-//     to_scores    z → s = softcap(z) + bias + log_weight, −inf where masked or outside of lo..hi, in place;
+//     to_scores    z → s = softcap(z) + bias + log_weight, −inf where masked, left out or outside of lo..hi, in place;
 //                  slope ds/dz = 1 − tanh² and bend d²s/dz² = −2 tanh (1 − tanh²)/cap are kept for derivatives
 //
 // All sweeps come here, so the same score has the same bits in all of them, and e^{s − max} <= 1 holds in the
@@ -123,6 +123,10 @@ ONCE Vectors to_scores(const Attention& f, T* s, T* slope, T* bend, const Place&
       for (int64_t j = 0; j < hi - lo; ++j) s[lo + j] = mask[j] ? s[lo + j] : minus;
     else
       for (int64_t j = 0; j < hi - lo; ++j) s[lo + j] = mask[j * step] ? s[lo + j] : minus;
+  }
+  if (f.skip) {
+    const int64_t j = f.skip[row.head * f.Q + row.query] - j0;
+    if (j >= lo && j < hi) s[j] = minus;
   }
   for (int64_t j = v.left; j < lo; ++j) s[j] = minus;
   for (int64_t j = hi; j < end; ++j) s[j] = minus;

@@ -5,8 +5,9 @@
 //
 //     Σ_j p ṡ'   Σ_j p c ṡ'   Σ_j p c² ṡ'   Σ_j p (ṡ' v_j + v̇_j),        ṡ' = ṡ − r,  c = s − mean,
 //
-// from which derivatives/identities.py makes the tangents of all results. r is at first the mean of ṡ over a few
-// keys, beside the heaviest of the first tile, or over several tiles if they are small. Each tile's Σ p ṡ', which
+// from which derivatives/identities.py makes the tangents of all results. r is at first the ṡ of a key that has most
+// of the weight, if that is given; else the mean of ṡ over a few keys, beside the heaviest of the first tile, or over
+// several tiles if they are small. Each tile's Σ p ṡ', which
 // should be near 0, is taken off Σ p ṡ' v at once, times the output o = Σ p v, and in the end r is moved to Σ p ṡ,
 //
 //     δ = Σ p ṡ − r:    Σ p ṡ' f − δ Σ p f  for f = 1, c, c², v,
@@ -158,7 +159,8 @@ template <class T> class Pushing {
   }
 };
 
-// The sweep. Rows hold shift, inverse weight and gap. The outputs (attended) may be absent: r then stays as it is.
+// The sweep. Rows hold shift, inverse weight, gap, and a first r or NaN. The outputs (attended) may be absent: r then
+// stays as it is.
 // Writes output (rows, Dv): Σ p (ṡ' v + v̇), and statistics (4, rows): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'.
 template <class T> class Tangent {
   using W = Wide<T>;
@@ -203,6 +205,10 @@ template <class T> class Tangent {
     if (f.attended) copy_rows(rows.means, f.attended, f.Dv, where.data(), h);
     const int64_t from = seen.first / f.tile_keys, to = (seen.last + f.tile_keys - 1) / f.tile_keys;
     rows.begin(S, U, h, block, from, to);
+    for (int64_t r = 0; r < h; ++r) {
+      const double near = f.known<T>(3, where[r].head * f.Q + where[r].query);
+      if (near == near) rows.sums[r].settled = true, rows.sums[r].r = near;
+    }
     bool flushed = false;
     for (int64_t tile = from; tile < to; ++tile) {
       rows.strips(h, block, tile, [&](const Strip& strip, int64_t s0) { rows.push(S, U, S, U, strip, s0); });

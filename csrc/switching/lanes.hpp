@@ -11,6 +11,7 @@
 //
 // exp gives 0 below the smallest normal number; log gives −inf at 0 and NaN below it.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -244,7 +245,7 @@ class Room {
     }
     double* const found = next_;
     next_ += size, left_ -= size;
-    std::memset(found, 0, size * sizeof(double));
+    std::fill_n(found, size, 0.0);
     return reinterpret_cast<Number*>(found);
   }
 

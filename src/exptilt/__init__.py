@@ -26,11 +26,13 @@ if TYPE_CHECKING:
         report,
         sampling,
         switching,
+        taylor,
         tilting,
     )
     from exptilt.attention import MultiheadAttention, compact
     from exptilt.families import Empirical, Gaussian, GaussianMixture, kl, maximum_entropy, project
     from exptilt.lens import differentiable
+    from exptilt.taylor import laplacian, score_skewness
     from exptilt.tilting import (
         AttentionResult,
         Tilted,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
         unmerge,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOME = {
     "AttentionResult": "tilting",
@@ -58,11 +60,13 @@ _HOME = {
     "divergence": "tilting",
     "fisher_vector_product": "tilting",
     "kl": "families",
+    "laplacian": "taylor",
     "leave_one_out": "tilting",
     "log_normalizer": "tilting",
     "maximum_entropy": "families",
     "merge": "tilting",
     "project": "families",
+    "score_skewness": "taylor",
     "unmerge": "tilting",
 }
 _FOLDERS = (
@@ -77,6 +81,7 @@ _FOLDERS = (
     "report",
     "sampling",
     "switching",
+    "taylor",
     "tilting",
 )
 
@@ -99,6 +104,7 @@ __all__ = [
     "families",
     "fisher_vector_product",
     "kl",
+    "laplacian",
     "leave_one_out",
     "lens",
     "log_normalizer",
@@ -109,7 +115,9 @@ __all__ = [
     "project",
     "report",
     "sampling",
+    "score_skewness",
     "switching",
+    "taylor",
     "tilting",
     "unmerge",
 ]

@@ -7,12 +7,8 @@ from exptilt import distributed
 X = torch.eye(4)[None]
 
 ROWS = [
-    (
-        lambda: distributed.attend(X, X, X),
-        "torch.distributed",
-        "is not initialised. Start the script with torchrun",
-    ),
-    (lambda: distributed.log_normalizer(X, X), "torch.distributed", "is not initialised"),
-    (lambda: distributed.shard(X), "torch.distributed", "shard: .* is not initialised"),
-    (lambda: distributed.gather(X), "torch.distributed", "gather: .* is not initialised"),
+    (lambda: distributed.attend(X, X, X), "group", "is not initialised. Start the script with torchrun"),
+    (lambda: distributed.log_normalizer(X, X), "group", "is not initialised"),
+    (lambda: distributed.shard(X), "group", "shard: .* is not initialised"),
+    (lambda: distributed.gather(X), "group", "gather: .* is not initialised"),
 ]

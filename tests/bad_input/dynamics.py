@@ -13,7 +13,6 @@ from exptilt.dynamics import (
     Layer,
     Sphere,
     Whiten,
-    cluster_labels,
     clusters,
     fixed_point,
     gaussianity,
@@ -21,6 +20,7 @@ from exptilt.dynamics import (
     monotone_operator,
     spectral_radius,
 )
+from exptilt.dynamics.observe.clusters import cluster_labels
 
 
 def cloud(*shape):
@@ -35,7 +35,7 @@ ROWS = [
     (lambda: Whiten([0.0, 0.0]), "mean", "mean is a list"),
     (lambda: Whiten(torch.tensor([torch.nan])), "mean", "mean holds NaN"),
     (lambda: Whiten(covariance=torch.eye(3).numpy()), "covariance", "covariance is a ndarray"),
-    (lambda: Whiten()(cloud(9, 2) * torch.nan), "point", "holds NaN"),
+    (lambda: Whiten()(cloud(9, 2) * torch.nan), "points", r"points\[0\] holds NaN"),
     (lambda: Whiten()(torch.randn(9, 2).half()), "points", r"points are torch\.float16"),
     (lambda: Whiten(torch.zeros(3))(torch.randn(9, 2)), "mean", r"mean must be \(..., 2\)"),
     (lambda: Whiten(covariance=torch.eye(2))(cloud(9, 2)), "covariance", "of the points' dtype"),
@@ -46,11 +46,7 @@ ROWS = [
     (lambda: Flow(step=0.0), "step", "step is 0.0"),
     (lambda: Flow(step=True), "step", "step is True"),
     (lambda: Flow(patterns=[1.0]), "patterns", "patterns is a list"),
-    (
-        lambda: Flow(patterns=torch.tensor([[math.nan]])),
-        "patterns",
-        r"patterns: the point at index \(0,\) holds NaN",
-    ),
+    (lambda: Flow(patterns=torch.tensor([[math.nan]])), "patterns", r"patterns\[0\] holds NaN"),
     (lambda: Flow(mask=torch.ones(2, 2)), "mask", "mask must be a tensor of booleans"),
     (
         lambda: Flow(causal=True, patterns=F.Gaussian(torch.zeros(2), torch.eye(2))),
@@ -76,14 +72,14 @@ ROWS = [
     (lambda: gaussianity(torch.ones(0, 2)), "points", r"floating tensor \(..., N, D\)"),
     (lambda: gaussianity([[1.0, 2.0]]), "points", r"floating tensor \(..., N, D\)"),
     (lambda: gaussianity(cloud(3, 2).numpy()), "points", r"floating tensor \(..., N, D\)"),
-    (lambda: clusters(cloud(4, 2) * math.nan), "point", r"index \(0,\) holds NaN"),
-    (lambda: cluster_labels(cloud(4, 2) * math.nan), "point", r"index \(0,\) holds NaN"),
-    (lambda: gaussianity(cloud(4, 2) * math.nan), "point", r"index \(0,\) holds NaN"),
+    (lambda: clusters(cloud(4, 2) * math.nan), "points", r"points\[0\] holds NaN"),
+    (lambda: cluster_labels(cloud(4, 2) * math.nan), "points", r"points\[0\] holds NaN"),
+    (lambda: gaussianity(cloud(4, 2) * math.nan), "points", r"points\[0\] holds NaN"),
     (lambda: clusters(cloud(3, 2), tolerance=-1), "tolerance", "tolerance is -1"),
     (lambda: fixed_point(torch.cos, [1.0, 2.0]), "start", "start is a list"),
     (lambda: fixed_point(torch.cos, torch.zeros(2, dtype=torch.int64)), "start", "floating point"),
     (lambda: spectral_radius(torch.cos, torch.zeros(2, dtype=torch.int64)), "point", "floating point"),
-    (lambda: monotone_operator(lambda x: x / 0, torch.zeros(2)), "NaN", "NaN"),
+    (lambda: monotone_operator(lambda x: x / 0, torch.zeros(2)), "function", "returned NaN"),
     (
         lambda: spectral_radius(torch.cos, torch.zeros(2), event_dims=1.0),
         "event_dims",

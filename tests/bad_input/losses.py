@@ -12,7 +12,7 @@ HEAD = {
 }
 
 ROWS = [
-    (lambda: L.info_nce(X[:1], Y[:1]), "batch", "a batch of 1"),
+    (lambda: L.info_nce(X[:1], Y[:1]), "query", "a batch of 1"),
     (lambda: L.info_nce(X, Y[:3]), "query", "of one shape"),
     (lambda: L.info_nce(X, Y[:, :3]), "query", "of one shape"),
     (lambda: L.info_nce(X, Y.double()), "query", "same dtype"),
@@ -29,16 +29,16 @@ ROWS = [
     (lambda: L.info_nce(X, Y, reduction="average"), "reduction", "'mean', 'sum', 'none'"),
     (lambda: L.nt_xent(X), "views", "torch.stack"),
     (lambda: L.nt_xent(X[:, None]), "views", "at least two items"),
-    (lambda: L.supervised_contrastive(X, torch.arange(4)), "batch", "no row"),
-    (lambda: L.supervised_contrastive(X, torch.tensor([0, 0, 1, 2])), "batch", r"row 2 \(label 1\)"),
+    (lambda: L.supervised_contrastive(X, torch.arange(4)), "label", "no row"),
+    (lambda: L.supervised_contrastive(X, torch.tensor([0, 0, 1, 2])), "label", r"row 2 \(label 1\)"),
     (
         lambda: L.supervised_contrastive(X, torch.arange(4), without_positives="skip"),
         "without_positives",
         "no row",
     ),
     (lambda: L.supervised_contrastive(X, torch.zeros(4)), "label", "whole number"),
-    (lambda: L.supervised_contrastive(X[:2], torch.zeros(2, dtype=torch.long)), "batch", "a batch of 2"),
-    (lambda: L.sigmoid(X[:1], Y[:1]), "batch", "a batch of 1"),
+    (lambda: L.supervised_contrastive(X[:2], torch.zeros(2, dtype=torch.long)), "embedding", "a batch of 2"),
+    (lambda: L.sigmoid(X[:1], Y[:1]), "image", "a batch of 1"),
     (lambda: L.sigmoid(X, Y, bias=torch.ones(2)), "bias", "one number"),
     (
         lambda: L.sampled_softmax(X, Y, torch.tensor([0, 1, 2, 4]), torch.tensor([0])),
@@ -52,7 +52,7 @@ ROWS = [
         "log_noise",
         "4 outcomes",
     ),
-    (lambda: L.diagnose(X[:1], Y[:1]), "batch", "a batch of 1"),
+    (lambda: L.diagnose(X[:1], Y[:1]), "query", "a batch of 1"),
     (
         lambda: L.linear_cross_entropy(**HEAD | {"target": torch.tensor([0, 1, 2, 3, 4, 11])}),
         "target",
@@ -65,7 +65,7 @@ ROWS = [
     ),
     (
         lambda: L.linear_cross_entropy(**HEAD | {"target": torch.full((6,), -100)}),
-        "every",
+        "target",
         "every target is ignored",
     ),
     (
@@ -93,7 +93,7 @@ ROWS = [
     (lambda: L.linear_cross_entropy(**HEAD | {"z_loss": -1.0}), "z_loss", "z_loss is -1.0"),
     (lambda: L.linear_cross_entropy(**HEAD | {"reduction": "average"}), "reduction", "'mean', 'sum', 'none'"),
     (lambda: L.linear_cross_entropy(**HEAD | {"softcap": 0.0}), "softcap", "softcap"),
-    (lambda: L.clip(X, Y[:3]), "key", "of one shape"),
+    (lambda: L.clip(X, Y[:3]), "text", "clip: image is .* of one shape"),
     (lambda: L.fisher_vector_product(X, Y, (X, None)), "direction", "direction has 2 entries"),
     (
         lambda: L.linear_kl(X, X, X[:3], X),

@@ -14,14 +14,13 @@ from exptilt.memory import (
     HopfieldPooling,
     Polynomial,
     RestrictedBoltzmann,
-    guaranteed_radius,
     hopfield_attention,
     hopfield_to_boltzmann,
     retrieval_error_bound,
     storage_bound,
     train_boltzmann,
 )
-from exptilt.memory.theory import separation_needed
+from exptilt.memory.theory import guaranteed_radius, separation_needed
 
 X = torch.eye(4)
 STATES = torch.ones(2, 5, 8)
@@ -68,10 +67,10 @@ ROWS = [
     (lambda: Hopfield(X).capacity(trials=0), "trials", "trials"),
     (lambda: Hopfield(X).metastable(share=0.0), "share", "share"),
     (lambda: Hopfield(X).metastable(torch.ones(4)), "starts", r"\(S, 4\)"),
-    (lambda: Hopfield(X).metastable(torch.ones(2, 3)), "state", "dimension 4"),
-    (lambda: Hopfield(X).metastable(torch.full((2, 4), torch.nan)), "state", "NaN"),
-    (lambda: Hopfield(X).metastable(torch.ones(2, 4, dtype=torch.int64)), "state", "state.to"),
-    (lambda: Hopfield(X).metastable([[1.0] * 4]), "state", "list"),
+    (lambda: Hopfield(X).metastable(torch.ones(2, 3)), "starts", "dimension 4"),
+    (lambda: Hopfield(X).metastable(torch.full((2, 4), torch.nan)), "starts", "NaN"),
+    (lambda: Hopfield(X).metastable(torch.ones(2, 4, dtype=torch.int64)), "starts", "starts.to"),
+    (lambda: Hopfield(X).metastable([[1.0] * 4]), "starts", "list"),
     (lambda: Hopfield(X).remove("a"), "index", "index is 'a'. Pass integers"),
     (lambda: Hopfield(X).remove(slice(0, 2)), "index", "Pass integers"),
     (lambda: Hopfield(X).remove(None), "index", "index is None"),
@@ -90,14 +89,18 @@ ROWS = [
     (lambda: Hopfield(X, 1e-300), "beta", "0 or infinity in torch.float32. Pass patterns in float64"),
     (lambda: Hopfield(X, 1e300), "beta", "0 or infinity in torch.float32"),
     (lambda: Hopfield(X, np.float32(-1.0)), "beta", "> 0"),
-    (lambda: Hopfield(X).save("/"), "folder", "is a folder"),
+    (lambda: Hopfield(X).save("/"), "path", "is a folder"),
     (lambda: Entmax(1.0), "alpha", "softmax"),
     (lambda: Entmax(2.5), "alpha", "alpha"),
     (lambda: Polynomial(1), "degree", ">= 2"),
     (lambda: HopfieldLayer(6, heads=4), "heads", "multiple"),
     (lambda: HopfieldLayer(4, beta=-1.0), "beta", "beta"),
-    (lambda: HopfieldLayer(4)(torch.ones(2, 4)), "patterns", "pass a memory"),
-    (lambda: HopfieldLayer(4, stored=3)(torch.ones(2, 4), torch.ones(2, 4)), "patterns", "memory=None"),
+    (lambda: HopfieldLayer(4)(torch.ones(2, 4)), "memory", "the layer holds no patterns"),
+    (
+        lambda: HopfieldLayer(4, stored=3)(torch.ones(2, 4), torch.ones(2, 4)),
+        "memory",
+        "the layer holds its own patterns",
+    ),
     (lambda: HopfieldPooling(4, queries=0), "queries", "queries"),
     (lambda: HopfieldPooling(4, steps=None), "steps", "never learn"),
     (lambda: HopfieldPooling(4, steps=0), "steps", "HopfieldPooling: steps"),
@@ -225,7 +228,7 @@ ROWS = [
         "values has shape .* value_dimension=8",
     ),
     (lambda: HopfieldLayer(8)(torch.ones(8), STATES), "state", "state has shape"),
-    (lambda: HopfieldPooling(8)(torch.ones(2, 5, 7)), "memory", "the layer takes 8 features"),
+    (lambda: HopfieldPooling(8)(torch.ones(2, 5, 7)), "members", r"Pass \(..., N, 8\)"),
     (
         lambda: HopfieldLayer(8)(STATES, STATES, mask=torch.ones(2, 4, dtype=torch.bool)),
         "mask",
@@ -240,7 +243,7 @@ ROWS = [
     (lambda: HopfieldLayer(8, dropout=1.0), "dropout", "dropout is 1.0"),
     (lambda: HopfieldLayer(8, heads=3), "heads", "Or pass head_dimension"),
     (lambda: HopfieldLayer(8, static=("value",)), "static", "Pass one of 'state', 'memory', 'values'"),
-    (lambda: HopfieldLayer(8, heads=2, static=("state",)), "state", "Pass head_dimension=8"),
+    (lambda: HopfieldLayer(8, heads=2, static=("state",)), "static", "Pass head_dimension=8"),
     (
         lambda: HopfieldLayer(8, connected=True, value_dimension=3),
         "connected",

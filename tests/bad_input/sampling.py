@@ -3,15 +3,20 @@
 import torch
 
 from exptilt import families as f
-from exptilt.sampling import Joint, effective_size, gibbs, link_chain, smc, systematic
+from exptilt.sampling import Joint, gibbs, link_chain, smc
+from exptilt.sampling.resampling import effective_size, systematic
 
 GAUSS = f.Gaussian(torch.zeros(1), torch.eye(1))
 
 ROWS = [
     (lambda: Joint({}), "sites", "measures by name"),
     (lambda: Joint({"x": 3}), "sites", "measures by name"),
-    (lambda: Joint({"x": f.Gaussian(torch.zeros(2, 1), torch.eye(1))}), "batch", "batch axes"),
-    (lambda: Joint({"x": f.NormalGamma(*(torch.ones(1),) * 4)}), "site", "not one tensor"),
+    (
+        lambda: Joint({"x": f.Gaussian(torch.zeros(2, 1), torch.eye(1))}),
+        "sites",
+        r"sites\['x'\] has batch axes",
+    ),
+    (lambda: Joint({"x": f.NormalGamma(*(torch.ones(1),) * 4)}), "sites", "not one tensor"),
     (
         lambda: Joint({"x": GAUSS}, {("x", "x"): torch.ones(1, 1)}),
         "coupling",
@@ -40,6 +45,6 @@ ROWS = [
     (lambda: systematic(torch.tensor([0.0, torch.nan])), "log_weight", "not −inf throughout"),
     (lambda: link_chain(GAUSS, torch.eye(2), torch.ones(3, 1), 5), "link", "link has shape"),
     (lambda: link_chain(GAUSS, torch.eye(1), torch.ones(3, 2), 5), "start", "start has shape"),
-    (lambda: link_chain(GAUSS, torch.eye(1), torch.ones(3, 1), 400), "step", "step 12"),
+    (lambda: link_chain(GAUSS, torch.eye(1), torch.ones(3, 1), 400), "steps", "step 12"),
     (lambda: effective_size(3.0), "log_weight", "log_weight"),
 ]

@@ -43,7 +43,7 @@ ROWS = [
         "key",
         ["key has 5 positions", "value has 4", "same sequence"],
     ),
-    (lambda: xt.attend(**GIVEN | {"key": torch.zeros(3, 2, 5, 8)}), "batch", ["batch axes", "(3, 2, 5, 8)"]),
+    (lambda: xt.attend(**GIVEN | {"key": torch.zeros(3, 2, 5, 8)}), "key", ["batch axes", "(3, 2, 5, 8)"]),
     (lambda: xt.attend(**GIVEN | {"key": K.to("meta")}), "key", ["key", "meta", "cpu"]),
     (lambda: xt.attend(**GIVEN | {"key": NAN}), "key", ["key", "NaN", "[1, 0, 2, 3]", "check=False"]),
     (lambda: xt.attend(**GIVEN | {"query": torch.full_like(Q, torch.inf)}), "query", ["query", "infinity"]),

@@ -1,8 +1,10 @@
 """The site that `make docs` builds: nothing missing or from elsewhere, readable on a phone, searchable."""
 
+import html
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,25 @@ def test_a_page_for_each_public_name_and_an_anchor_for_each_claim(site):
     linked = [page for page in site.rglob("reference/**/*.html") if "theory.html#" in page.read_text("utf-8")]
     assert linked
     assert not re.search("THEORY [A-H]", "".join(page.read_text("utf-8") for page in linked))
+
+
+def test_no_formula_of_a_docstring_is_lost(site):
+    """What stands in angle brackets is no HTML, and lines that are set in are shown as they are."""
+    hooks = runpy.run_path(str(ROOT / "book" / "hooks.py"))
+    lost, seen = [], 0
+    for module, names in hooks["public_names"]().items():
+        for name in names:
+            said = hooks["found"](module, name).docstring
+            page = (site / "reference" / module / f"{name}.html").read_text("utf-8")
+            shown = html.unescape(re.sub(r"<[^>]*>", "", page))
+            parts = re.findall(r"<[^<>\n`]{1,40}>|⟨[^⟩\n]{1,40}⟩", said.value if said else "")
+            formulas = re.split(r"\n[A-Z]\w+:\n", said.value if said else "")[0].splitlines()
+            parts += [line for line in formulas if re.match(" {4}[^ >.]", line)]
+            seen += len(parts)
+            bare = re.sub(r"[\s`*\\]+", "", shown)
+            lost += [(name, part) for part in parts if re.sub(r"[\s`*\\]+", "", part) not in bare]
+    assert seen > 10
+    assert lost == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])

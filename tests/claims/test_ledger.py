@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from claims.verdicts import SETTINGS, VERDICTS
 from exptilt import claims
@@ -156,6 +157,11 @@ def test_bounds_of_trained_models_are_those_of_the_predictions():
         assert len(rows) == len(said["bounds"][id])
 
 
+def test_the_worst_seed_is_told_only_where_it_differs():
+    assert "worst seed" not in Check("n", (8.0, 8.0 + 1e-12), most=2.0).sentence
+    assert "9 for the worst seed" in Check("n", (8.0, 9.0), most=2.0).sentence
+
+
 def test_the_rules():
     good, bad, exact = check(0.5), check(2.0), check(1e-12, most=1e-6)
     assert judged(exact) is Verdict.EXACT
@@ -194,6 +200,25 @@ def test_same_seeds_same_numbers():
     one, two = (claims.find("E8").run(seeds=1) for _ in range(2))
     assert one == two
     assert one.checks != claims.find("E8").run(seed=5, seeds=1).checks
+
+
+def test_small_experiments_run_on_one_thread_and_leave_the_number_as_it_was():
+    """A second thread made the whole ledger six times slower on a busy machine."""
+    before, seen = torch.get_num_threads(), []
+
+    def experiment(seed, **_):
+        seen.append(torch.get_num_threads())
+        yield from (check(0.0), NOTHING)
+
+    one = replace(claims.find("A1"), experiment=experiment)
+    torch.set_num_threads(2)
+    try:
+        for settings in ({}, {"model": "another"}, {"full": 1}):
+            one.once(settings, 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2, 2]
 
 
 def test_what_is_not_installed_leaves_a_claim_open(monkeypatch, capsys, tmp_path):
@@ -235,7 +260,7 @@ def test_command(capsys, tmp_path, monkeypatch):
         (["A99"], "did you mean A"),
         (["A1", "--set", "dimensions"], "is not NAME=VALUE"),
         (["A1", "--set", "dimensions=0"], "from 1 to 64"),
-        (["A1", "--model", "tiny"], "none of these claims is about a trained model"),
+        (["A1", "--model", "minilm"], "none of these claims is about a trained model"),
     ]:
         assert main(["claims", *words, *store]) == 2
         assert said in capsys.readouterr().err
@@ -248,7 +273,9 @@ def made_profile(model, weights, tokens, seed):
         name: rng.random((2, 3)).tolist()
         for name in (*subjects.HEADS, "symmetry", "symmetry_z", "definiteness")
     }
-    heads |= {name: rng.random((2, 3)).tolist() for name in ("definiteness_z", "alignment", "alignment_z")}
+    heads |= {
+        name: rng.random((2, 3)).tolist() for name in ("definiteness_z", "alignment", "alignment_z", "mixed")
+    }
     layers = {name: rng.random(3).tolist() for name in (*subjects.LAYERS, "tied_z")}
     values = {"vocabulary_sd": 0.3} | {f"forward_{n}": 0.2 for n in subjects.WINDOWS}
     return subjects.Profile(model, weights, heads, layers, values)
@@ -256,8 +283,12 @@ def made_profile(model, weights, tokens, seed):
 
 def test_another_model_is_looked_for_first_and_told_beside_the_first(capsys, monkeypatch, tmp_path):
     """A model that cannot be loaded is told before all else is run; only what a model changes is printed."""
-    read, words = [], ["claims", "E7", "F6", "--store", str(tmp_path / "kept"), "--set", "tokens=128"]
+    read, words = [], ["claims", "E7", "F1", "--store", str(tmp_path / "kept"), "--set", "tokens=128"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
     monkeypatch.setattr(subjects, "profile", lambda *given: read.append(given[0]) or made_profile(*given))
+    steps = {0: (1.0, np.zeros(4)), 9: (2.0, np.ones(4))}  # the other model has no checkpoints
+    monkeypatch.setattr(subjects, "over_training", lambda model, seed: steps if model != "other" else {})
     assert main(["claims", "E7", "--model", "other", "--set", "wings=2"]) == 2
     assert read == []  # a wrong setting is told before a model is looked for
     assert main([*words, "--model", "other", "--out", str(tmp_path)]) == 0

@@ -94,24 +94,11 @@ def ties(net):
         block.attn.c_proj.weight.copy_(q.mT)
 
 
-def one_metric(net):
-    """Heads with W_q = W_k: symmetric and positive."""
-    for block in net.transformer.h:
-        block.attn.c_attn.weight[:, 128:256] = block.attn.c_attn.weight[:, :128]
-
-
 def silent(net):
     """Attention that writes nothing."""
     for block in net.transformer.h:
         block.attn.c_proj.weight *= 0
         block.attn.c_proj.bias *= 0
-
-
-def calmer(net):
-    """Scores of all heads a quarter of what they are."""
-    for block in net.transformer.h:
-        block.attn.c_attn.weight[:, :128] *= 0.25
-        block.attn.c_attn.bias[:128] *= 0.25
 
 
 def self_only(net):
@@ -132,13 +119,9 @@ def doubled(smc):
     return lambda joint, **o: smc(replace(joint, coupling={k: 2 * J for k, J in joint.coupling.items()}), **o)
 
 
-def keys_drawn(net):
-    """Heads whose W_k is drawn anew, of the same size."""
-    generator = torch.Generator().manual_seed(0)
-    for block in net.transformer.h:
-        W = block.attn.c_attn.weight[:, 128:256]
-        z = torch.randn(W.shape, generator=generator)
-        W.copy_(z * W.norm() / z.norm())
+def exchanged(load):
+    """The trained model for the control, and the control for the trained model."""
+    return lambda model, kind, seed: load(model, {"trained": "random"}.get(kind, "trained"), seed)
 
 
 def as_before(net):
@@ -220,6 +203,7 @@ MUTATIONS = {
     "C2": (memory, "storage_capacity", polynomial),
     "C3": (memory, "Hopfield", method("step", negated(1))),
     "C4": (memory, "boltzmann_check", two_temperatures),
+    "C6": (memory, "Empirical", method("mean", minus)),
     "C5": (subjects, "_load", weights(ties)),
     "D1": (contrastive, "attend", negated(0)),
     "E1": (filters, "SwitchingLinearGaussian", turned),
@@ -229,15 +213,16 @@ MUTATIONS = {
     "E4": (filters, "SwitchingLinearGaussian", turned),
     "E5": (mixing, "attend", swapped),
     "E6": (mixing, "propagate", negated(2)),
-    "E7": (subjects, "_load", weights(one_metric)),
+    "E7": (subjects, "_load", weights(as_before)),
     "E8": (mixing, "_natural", minus),
     "E9": (mixing, "smc", doubled),
     "F1": (subjects, "_load", weights(as_before)),
-    "F2": (subjects, "_load", weights(keys_drawn)),
+    "F2": (subjects, "_load", exchanged),
     "F3": (subjects, "_load", weights(ties)),
     "F4": (trained, "_above", minus),
     "F5": (trained, "_over", minus),
     "F6": (subjects, "_load", weights(silent)),
+    "F7": (subjects, "_load", weights(as_before)),
     "G1": (mixing, "attend", swapped),
 }
 
@@ -245,7 +230,7 @@ MUTATIONS = {
 FURTHER = [
     ("C3", crossing, "load", forgetful),
     ("E4", OnlineState, "laws_updated", lambda _: 4),
-    ("F2", subjects, "_load", weights(calmer)),
+    ("F7", subjects, "_left_by_neighbours", lambda f: lambda x: 1 / f(x)),
     ("H7", posterior, "SwitchingLinearGaussian", turned),
     ("H7", posterior, "models", untrained),
 ]  # other parts of the same claims
@@ -262,6 +247,7 @@ LONG = (
     "F2",
     "F3",
     "F6",
+    "F7",
 )  # more than a few seconds each
 
 
@@ -294,7 +280,7 @@ def verdict_changes(id, module, name, change, monkeypatch):
 
 
 def forget():
-    for kept in (subjects.profile, subjects.over_training, subjects.local_linear, crossing.measured):
+    for kept in (subjects.profile, subjects.over_training, crossing.measured):
         kept.cache_clear()
 
 

@@ -1,7 +1,7 @@
 """The command line: help that is quick and true, clear refusals, exit codes."""
 
+import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +33,8 @@ COMMANDS = [line for line in PRINTED if not line.startswith("pip ")]  # what pip
 
 # Other tests, or another command of the list, do the same with less.
 LONG = {
-    "exptilt switch examples/data/gnp.csv",
-    "exptilt switch examples/data/gnp.csv --lags 1 --forecast 8 --out report",
+    "exptilt switch gnp",
+    "exptilt switch gnp --lags 1 --forecast 8 --out report",
     "exptilt report minilm --max-tokens 512 --out report",
     "exptilt claims B5a --set dimensions=3",
 }
@@ -46,7 +46,6 @@ LONG = {
 def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, capsys):
     name, *words = shlex.split(command)
     assert name == "exptilt"
-    shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         report, "MOST_TOKENS", 256
@@ -98,6 +97,39 @@ def test_light_commands_load_nothing_heavy(words):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert done.stdout
+
+
+@pytest.mark.parametrize("words", [["report", "no/such"], ["claims", "F1", "--model", "nosuch"]])
+def test_a_model_that_is_nowhere_is_told_before_torch_is_loaded(words, tmp_path):
+    code = (
+        f"import sys\nfrom exptilt.cli.main import main\nassert main({words!r}) == 2\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.strip() == "[]"
+    assert "the local cache of the Hugging Face Hub has no model" in done.stderr
+    assert ("--download" in done.stderr) == (words[0] == "report")
+
+
+def test_names_of_models_are_the_same_everywhere():
+    from exptilt.claims.models.subjects import STRANGERS
+    from exptilt.cli import claims
+
+    assert (*models.PACKAGED, *(package for package, *_ in models.PACKAGED.values())) == arguments.PACKAGED
+    assert (models.DEFAULT, *STRANGERS) == claims.OWN
+
+
+def test_the_series_that_comes_along_is_that_of_the_examples(tmp_path, monkeypatch):
+    from exptilt.cli.switch import series_file
+
+    monkeypatch.chdir(tmp_path)
+    examples = Path(__file__).parents[2] / "examples" / "data" / "gnp.csv"
+    assert series_file("gnp").read_bytes() == examples.read_bytes()
+    (tmp_path / "gnp").write_text("y")  # a file of one's own goes first
+    assert series_file("gnp").read_text() == "y"
 
 
 def test_module_and_version():

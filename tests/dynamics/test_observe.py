@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exptilt.dynamics import cluster_labels, clusters, gaussianity
+from exptilt.dynamics import clusters, gaussianity
+from exptilt.dynamics.observe.clusters import cluster_labels
 from oracles import dynamics as oracle
 
 F64 = torch.float64

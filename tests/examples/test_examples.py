@@ -6,12 +6,21 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 TOUR = EXAMPLES / "tour.ipynb"
+
+
+def run_notebook(path):
+    """The cells of a notebook, run where it lies."""
+    book = nbformat.read(path, as_version=4)
+    assert all(not cell.get("outputs") for cell in book.cells), "clear the outputs before committing"
+    where = {"metadata": {"path": str(path.parent)}}
+    return NotebookClient(book, timeout=600, kernel_name="python3", resources=where).execute()
 
 
 def printed(name, capsys):
@@ -30,11 +39,7 @@ def test_an_example_prints_numbers(name, capsys):
 
 @pytest.mark.slow
 def test_the_tour_runs():
-    book = nbformat.read(TOUR, as_version=4)
-    assert all(not cell.get("outputs") for cell in book.cells), "clear the outputs before committing"
-    NotebookClient(
-        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(TOUR.parent)}}
-    ).execute()
+    book = run_notebook(TOUR)
     shown = [
         output
         for cell in book.cells
@@ -43,6 +48,16 @@ def test_the_tour_runs():
         if "text/html" in output.get("data", {})
     ]
     assert len(shown) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it measures for minutes: run it by hand")
+def test_the_notebook_for_a_gpu_runs_as_far_as_it_goes_without_one():
+    cells = [cell for cell in run_notebook(EXAMPLES / "gpu.ipynb").cells if cell.cell_type == "code"]
+    said = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+    assert "No GPU that torch can use was found; nothing was measured." in said
+    assert "exit code 1" in said
+    assert said.endswith("There is no file to send.\n")
 
 
 def test_the_flow_to_equilibrium(capsys):

@@ -400,3 +400,39 @@ def test_the_fisher_information_of_a_gaussian_is_the_covariance_of_its_statistic
     torch.testing.assert_close(member.fisher_information(), (weight * u).mT @ u)
     wide = f.Gaussian(torch.zeros(60), torch.eye(60))  # 1890 statistics: no derivative is taken of each
     assert wide.fisher_information().shape == (1890, 1890)
+
+
+@pytest.mark.parametrize("size", [30.0, 1e5, 1e8])
+@pytest.mark.parametrize("family", [f.Wishart, f.InverseWishart, f.NormalInverseWishart, f.Dirichlet])
+def test_densities_worth_many_observations_in_float32(family: Any, size: float) -> None:
+    """Log-densities are off by about what the rounding of x does to them, not by a multiple of the size."""
+    degrees, eye = torch.tensor(size), torch.eye(2)
+    made = {
+        f.Wishart: lambda: f.Wishart(degrees, eye / size),
+        f.InverseWishart: lambda: f.InverseWishart(degrees, eye * size),
+        f.NormalInverseWishart: lambda: f.NormalInverseWishart(
+            torch.zeros(2), torch.tensor(1.0), degrees, eye * size
+        ),
+        f.Dirichlet: lambda: f.Dirichlet(degrees * torch.tensor([1.0, 2.0, 0.1])),
+    }
+    h = made[family]()
+    x = h.sample((50,), generator=torch.Generator().manual_seed(0))
+    double = torch.utils._pytree.tree_map(lambda leaf: leaf.double(), x)
+    if family is f.Dirichlet:
+        double = double / double.sum(-1, keepdim=True)
+    off = (h.log_prob(x) - h.to(F64).log_prob(double)).abs()
+    assert float(off.max()) <= 1e-5 * (1 + size**0.5)
+
+
+def test_mixtures_worth_many_observations_in_float32() -> None:
+    """Their sample means come from float64, as does E[u] of a projection."""
+    degrees = torch.tensor([1e8, 1.5e8])
+    scale = torch.eye(2).expand(2, 2, 2)
+    for parts in (f.Wishart(degrees, scale / 1e8), f.InverseWishart(degrees, scale * 1e8)):
+        mixture = f.Mixture(torch.zeros(2), parts)
+        wanted = parts.entropy().mean() + math.log(2)  # the components do not overlap
+        found = mixture.entropy(generator=torch.Generator().manual_seed(0))
+        assert found.value.dtype == F32
+        assert float(found.value) == pytest.approx(float(wanted), abs=6 * float(found.standard_error) + 1e-4)
+        double = f.project(mixture.to(F64), type(parts)).degrees
+        assert float(f.project(mixture, type(parts)).degrees) == pytest.approx(float(double), rel=1e-6)

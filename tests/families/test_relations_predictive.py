@@ -178,7 +178,7 @@ def test_batches_and_gradients() -> None:
 def test_errors_and_supports() -> None:
     gamma = f.Gamma(t(2.5), t(1.0))
     assert f.predictive(gamma, f.Exponential).log_prob(t(-1.0)) == -math.inf
-    with pytest.raises(ValueError, match=r"predictive: Gamma is not conjugate to Gaussian"):
+    with pytest.raises(ValueError, match=r"predictive: prior Gamma is not conjugate to likelihood Gaussian"):
         f.predictive(gamma, f.Gaussian)
     with pytest.raises(ValueError, match=r"log_marginal_likelihood: .*got an instance of Poisson"):
         f.log_marginal_likelihood(gamma, f.Poisson(t(1.0)), t(1.0)[:, None])

@@ -244,6 +244,15 @@ def test_bare_import_is_light():
     )
 
 
+@pytest.mark.slow
+def test_filters_load_neither_attention_nor_families():
+    """They take longer to load than the rest of `switching`, and a first filter is waited for."""
+    code = "import sys, exptilt.switching as s; s.SwitchingLinearGaussian, s.markov_autoregression;"
+    code += "print([m for m in ('scipy', 'exptilt.families', 'exptilt.tilting') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def tracked_files():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: which files are tracked is not known")

@@ -140,6 +140,10 @@ def _spread_out(h: f.Measure, batch: tuple[int, ...]) -> f.Measure:
     return h if not batch else h.tilt(torch.zeros(*batch, h.dimension, dtype=F64))
 
 
+def _student_t(g: Generator, batch: tuple[int, ...] = ()) -> f.StudentT:
+    return f.StudentT(rand(g, *batch, low=3, high=9), randn(g, *batch, 3), spd(g, *batch, size=3))
+
+
 def _density_line(g: Generator, batch: tuple[int, ...] = ()) -> f.Measure:
     return _spread_out(f.FromDensity.quadrature(quartic_density), batch)
 
@@ -472,5 +476,14 @@ CASES = [
     Case(f.FromDensity, _density_draws, name="FromDensity-draws", tolerance=1e-7),
 ]
 
+LAWS = [  # what has a density and draws, but need not be a measure that can be tilted
+    *CASES,
+    Case(
+        f.StudentT,
+        _student_t,
+        integral=lambda: quadrature(f.StudentT(t(3.0)[0], t(0.5), t(2.0)[:, None]), [-math.inf], [math.inf]),
+        scipy=lambda h: scipy.stats.multivariate_t(h.location.numpy(), h.scale.numpy(), float(h.degrees)),
+    ),
+]
 FAMILIES = [case for case in CASES if issubclass(case.cls, f.ExponentialFamily)]
 EXTREMES = [(case.name, member, case) for case in CASES for member in case.extreme()]

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from exptilt.families import inverse_mean
 from exptilt.families.estimate import EstimateKind
-from laws.registry import FAMILIES, Case, f
+from laws.registry import FAMILIES, LAWS, Case, f
 
 every = pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
 
@@ -111,7 +111,7 @@ def test_statistic_leads_with_coordinate(case: Case, g: torch.Generator) -> None
     close(h.log_prob(x), by_definition, 1e-8)
 
 
-@pytest.mark.parametrize("case", [c for c in FAMILIES if c.scipy], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in LAWS if c.scipy], ids=lambda case: case.name)
 def test_scipy(case: Case, g: torch.Generator) -> None:
     assert case.scipy is not None
     h = case.make(g)

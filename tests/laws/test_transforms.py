@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from laws.registry import CASES, FAMILIES, Case, f
+from laws.registry import CASES, FAMILIES, LAWS, Case, f
 
 NOT_IN_TORCH = {
     *(f.VonMisesFisher, f.NormalGamma, f.NormalInverseWishart, f.InverseWishart),
@@ -158,7 +158,7 @@ def test_compile(case: Case, g: torch.Generator) -> None:
         close(left, right, 1e-9)
 
 
-@every
+@pytest.mark.parametrize("case", LAWS, ids=lambda case: case.name)
 def test_moves_and_pickles(case: Case, g: torch.Generator) -> None:
     h = case.make(g, (2,))
     assert h.to(torch.float32).to("cpu").dtype == torch.float32

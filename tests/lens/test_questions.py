@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exptilt.lens.heads.scores import Scores, problem
-from exptilt.lens.heads.statistics import first_key, text_statistics
+from exptilt.lens.heads.statistics import first_products, rows, statistic_lines, text_statistics, with_mass
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.lens.questions.ascent import ascent
 from exptilt.lens.questions.canonical_link import definiteness, link_r2, symmetry
@@ -81,9 +81,9 @@ def test_sums_over_blocks(case, monkeypatch):
     visible = Visibility.of(query, key, opts)
     np.testing.assert_array_equal(visible.visible.expand(2, 4, 9)[item], seen.sum(-1))
     np.testing.assert_array_equal(m.seen_by.expand(4, 12), seen.sum(1))
-    first = first_key(query, key, opts, visible, tilted.log_normalizer)
-    np.testing.assert_allclose(first.mass[item], p[..., 0], rtol=1e-9, atol=1e-12)
-    np.testing.assert_array_equal(first.score[item] > -np.inf, seen[..., 0])
+    lines = rows(statistic_lines(tilted), first_products(query, key, None), opts, visible)
+    np.testing.assert_allclose(with_mass(lines)[5, item], p[..., 0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(lines[5, item] > -np.inf, seen[..., 0])
     even = (seen / np.maximum(seen.sum(-1, keepdims=True), 1)).sum(1)
     np.testing.assert_allclose(m.even.expand(4, 12), even, rtol=1e-9, atol=1e-12)
     keys = key[item].repeat_interleave(2, 0).numpy()

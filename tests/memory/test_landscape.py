@@ -10,14 +10,9 @@ from scipy.special import lambertw
 from exptilt._support.errors import ExptiltWarning
 from exptilt.claims.experiments.capacity import Capacity, sphere, storage_capacity
 from exptilt.claims.experiments.cliff import Cliff, classical_cliff
-from exptilt.memory import (
-    Hopfield,
-    guaranteed_radius,
-    retrieval_error_bound,
-    separation_needed,
-    storage_bound,
-)
+from exptilt.memory import Hopfield, retrieval_error_bound, storage_bound
 from exptilt.memory.landscape.metastable import jacobian, weights
+from exptilt.memory.theory import guaranteed_radius, separation_needed
 from oracles import memory as oracle
 
 F64 = torch.float64

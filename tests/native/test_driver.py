@@ -239,5 +239,6 @@ def test_sanitized_fuzz(checked):
 @pytest.mark.zoo
 def test_sanitized_filters(checked):
     files = [ROOT / "tests" / "switching" / name for name in FILTERS]
-    words = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *files)
+    # -s: what a sanitizer says before it ends the process is shown
+    words = ("-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", "-m", "not slow", *files)
     checked.python(*words, **sanitizing())

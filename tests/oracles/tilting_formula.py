@@ -83,6 +83,7 @@ def formula(mix, t, shake=None):
         G, log_p, p = torch.logsumexp(s_safe, -1), torch.log_softmax(s_safe, -1), torch.softmax(s_safe, -1)
     else:  # step by step, so that each step is rounded, backwards too
         e = shake(torch.exp(s_safe - top[..., None]))
+        e = e.masked_fill(e < torch.finfo(mix.wide).tiny, 0.0)
         z = shake(e.sum(-1))
         G, log_p, p = (
             shake(top) + z.log(),
@@ -116,6 +117,7 @@ class Exact:
     """
 
     def __init__(self, mix, number=np.longdouble, shake=None):
+        rounded = shake is not None
         self.mix, self.number, self.shake = mix, number, shake or (lambda x, amount=1.0: x)
         t, (Hq, _, Hkv, K) = mix.tensors, mix.sizes
         lead, shake = mix.lead, self.shake
@@ -126,10 +128,9 @@ class Exact:
             1 + math.sqrt(t["value"].shape[-1]) / 10,
         )
         self.group = Hq // Hkv
-        self.q = before(np.broadcast_to(self._of(t["query"]), (*lead, *t["query"].shape[-3:])), walk)
-        self.k = before(
-            self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3), walk
-        )
+        query = np.broadcast_to(self._of(t["query"]), (*lead, *t["query"].shape[-3:]))
+        key = self._heads(np.broadcast_to(self._of(t["key"]), (*lead, *t["key"].shape[-3:])), -3)
+        self.q, self.k = before(query, walk), before(key, walk)
         self.v = shake(
             self._heads(np.broadcast_to(self._of(t["value"]), (*lead, *t["value"].shape[-3:])), -3)
         )
@@ -137,10 +138,14 @@ class Exact:
         z = before(self.scale * (self.q @ self.k.swapaxes(-1, -2)))
         if cap is None:
             s, self.d1, self.d2 = z, np.ones_like(z), np.zeros_like(z)
+            self.d1_of_best = self.d1
         else:
             bent = before(np.tanh(z / cap))
             s, self.d1 = before(cap * bent), 1 - bent**2
             self.d2 = -2 * bent * self.d1 / cap
+            # the maximum is one key's score, whose slope may come from a product of its own
+            again = before(self.scale * (before(query, walk) @ before(key, walk).swapaxes(-1, -2)))
+            self.d1_of_best = 1 - before(np.tanh(again / cap)) ** 2
         for name in ("bias", "log_weight"):
             s = before(s + self._spread(name, t[name])) if t[name] is not None else s
         s = np.where(hidden(mix).expand(s.shape).numpy(), -np.inf, s)
@@ -153,6 +158,8 @@ class Exact:
         top = np.where(self.dead, 0, self.s.max(-1))
         above = self.s - top[..., None]
         e = shake(np.exp(above))
+        if rounded:
+            e = np.where(e < torch.finfo(mix.wide).tiny, 0, e)
         z = shake(np.where(self.dead, 1, e.sum(-1)))
         self.p = shake(e / z[..., None])
         nothing = self.p == 0
@@ -267,12 +274,13 @@ class Exact:
             - b["entropy"][..., None] * c
         )
         t = t + b["score_variance"][..., None] * (c**2 - self.shake(self.variance)[..., None] + 2 * c)
-        s_bar = p * t
-        if K:
-            at = np.where(self.values["score_max"] == -np.inf, 0, b["score_max"])[..., None]
-            np.put_along_axis(s_bar, self.best, np.take_along_axis(s_bar, self.best, -1) + at, -1)
-        s_bar = self.shake(s_bar)
+        s_bar = self.shake(p * t)
         pairs, z_bar = s_bar[..., :K], self.scale * self.d1 * s_bar[..., :K]
+        if K:
+            at = np.zeros_like(pairs)
+            bar = np.where(self.values["score_max"] == -np.inf, 0, b["score_max"])[..., None]
+            np.put_along_axis(at, self.best, self.shake(bar), -1)
+            pairs, z_bar = pairs + at, z_bar + self.scale * self.d1_of_best * at
         found = {
             "query": z_bar @ self.k,
             "key": self._gather(z_bar.swapaxes(-1, -2) @ self.q, -3),

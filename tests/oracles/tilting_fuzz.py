@@ -11,6 +11,10 @@ result shaken by one eps, a few times over, and the unit is the root mean square
 plus eps times the entry itself. So entries of small rows count as much as those of large ones, and plain
 torch being exact by luck does not count: a rounding or two is in FLOOR.
 
+A root mean square of three draws is itself off by a factor of three at one entry of twenty, and a mix has
+thousands of entries. So a mix that is over by three draws is judged again by `MANY`, which tell the unit to
+a tenth, and only what is over then counts. A weight below the smallest normal number may be rounded to 0.
+
 Left out, for want of a right answer in the dtype:
 - rows whose weights are not determined: scores uncertain by more than `VAGUE`, with several outcomes
   near the largest. Their log-normalizer and maximum are compared, their key masses and outputs have to
@@ -42,7 +46,7 @@ from oracles.tilting_formula import QUANTITIES, Exact, _per_query_head, formula,
 from oracles.tilting_mixes import TENSORS, mix_of
 
 FLOOR = 4.0  # units
-DRAWS = 3
+DRAWS, MANY = 3, 48
 VAGUE = 0.02  # nats by which one rounding may move a score before weights are no longer determined
 
 
@@ -345,6 +349,13 @@ def _error(x, truth):
     return np.where(np.isnan(d), np.inf, d).astype(np.float64)
 
 
+def _root_mean_square(errors):
+    """Of each entry; scaled first, because the square of 1e-200 is 0."""
+    largest = np.max(errors, 0)
+    safe = np.where(largest > 0, largest, 1.0)
+    return largest * np.sqrt(np.mean(np.square(np.array(errors) / safe), 0))
+
+
 def compare(mix, quantity, found, plain, truth, shaken, keep=None, terms=None):
     """A Finding on one tensor. `terms` is the size of what is summed, where that can cancel to the last
     digit.
@@ -357,8 +368,7 @@ def compare(mix, quantity, found, plain, truth, shaken, keep=None, terms=None):
     if not truth.size:
         return Finding(quantity, 0.0, 0.0)
     size = np.where(np.isfinite(truth), np.abs(truth), 0.0).astype(np.float64)
-    with np.errstate(all="ignore"):
-        moved = np.sqrt(np.mean([np.square(np.minimum(_error(_numpy(s), truth), 1e150)) for s in shaken], 0))
+    moved = _root_mean_square([np.minimum(_error(_numpy(s), truth), 1e150) for s in shaken])
     unit = np.where(np.isfinite(moved) & (moved < 1e149), moved, 0.0) + eps * size + 64 * tiny
     if terms is not None:
         unit = unit + eps * np.where(np.isfinite(terms), np.abs(terms), 0.0)
@@ -465,10 +475,11 @@ def small_tiles(wanted=True):
 def judge(mix):
     """Every Finding on a mix; those with odd numbers are swept in the smallest tiles."""
     with small_tiles(mix.seed % 2 == 1):
-        return _judge(mix)
+        found = _judge(mix, DRAWS)
+        return _judge(mix, MANY) if any(finding.over for finding in found) else found
 
 
-def _judge(mix):
+def _judge(mix, draws):
     rows = rows_of(mix)
     ask = questions(mix, rows)
     wanted, t, findings = mix.wanted, mix.tensors, []
@@ -477,7 +488,7 @@ def _judge(mix):
     eps = torch.finfo(mix.wide).eps
     with np.errstate(all="ignore"):
         truth = Exact(mix, np.longdouble if mix.dtype == torch.float64 else np.float64)
-        shaken = [Exact(mix, np.float64, _shaker(eps, 3 * mix.seed + k)) for k in range(DRAWS)]
+        shaken = [Exact(mix, np.float64, _shaker(eps, 3 * mix.seed + k)) for k in range(draws)]
     firm = ~rows.vague
     same_lead = tuple(torch.broadcast_shapes(t["query"].shape[:-3], t["key"].shape[:-3])) == mix.lead
     function = exptilt_function(mix)
@@ -545,7 +556,7 @@ def _judge(mix):
     if wanted["second"]:
         rival = second_of(lambda t: formula(mix, t), wide, ask)
         right = second_of(lambda t: formula(mix, t), double, ask)
-        rough = [_shaken_second(mix, ask, double, _shaker(eps, 3 * mix.seed + k)) for k in range(DRAWS)]
+        rough = [_shaken_second(mix, ask, double, _shaker(eps, 3 * mix.seed + k)) for k in range(draws)]
         with np.errstate(all="ignore"):
             terms = _prefixed("dd ", truth.second_terms(ask.bars, {name: ask.dots[name] for name in ask.by}))
         held("second", lambda: second_of(function, t, ask), rival, right, rough, terms=terms)

@@ -12,7 +12,8 @@ from torch import Tensor
 from exptilt import attend
 from exptilt import families as f
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.sampling import Joint, effective_size, gibbs, link_chain, smc, systematic
+from exptilt.sampling import Joint, gibbs, link_chain, smc
+from exptilt.sampling.resampling import effective_size, systematic
 
 F64 = torch.float64
 

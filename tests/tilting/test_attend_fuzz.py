@@ -21,14 +21,19 @@ SOME, GROSS = 1, 4.0
 # Mixes that were over, by what was lost there: tangents of values far from 0 or of rows that one key or the
 # sink has nearly to itself (r far from Σ p ṡ); <ō,o> that was not the mean of the <ō,v_j> it is subtracted
 # from; the softcap's slope as 1 − tanh², as 1/cosh² where that is inf, or of a rounded score; a gap from the
-# side that weighs less; a mean of scores below −1e15 that were cut off there; long sums over queries in the
-# inputs' own precision.
+# side that weighs less; a mean of scores below −1e15 that were cut off there; a small share as 1 less a
+# large one; tangents about r of the first keys, where one that comes late has nearly all of the weight; long
+# sums over queries in the inputs' own precision. "units": here the judge was wrong. It squared numbers below
+# 1e-200, knew no weights that round to 0, let maximum and weights share one slope, or drew three times only.
 FOUND = {
     "tangents": (1000201, 1000365, 1001006, 1002065, 1002285, 1002529, 1002823, 2001890),
     "gradients": (1000960, 1001079, 1002126, 1002391, 1002474, 2000691, 2001375),
     "softcap": (1000159, 1000487, 1000943, 1001210, 1001868, 1001935, 1002794, 1002882),
     "gap": (1002713,),
     "mean": (1001049, 1001050, 1001280),
+    "shares": (1014713,),
+    "late": (1013941,),
+    "units": (1007539, 1009117, 1010788, 1014380),
     "columns": (1006688, 1008414, 1008496, 1012564, 1013706),
 }
 

@@ -47,8 +47,17 @@ def without(q, k, v, j, options):
     return xt.attend(q, k, v, **options | {"mask": hidden if mask is None else mask & hidden})
 
 
+@pytest.fixture(params=["compiled", "plain torch"])
+def sweeps(request, monkeypatch):
+    """The compiled sweeps of the keys' side, or none."""
+    if request.param != "compiled":
+        for name in ("key_side", "counterfactual"):
+            monkeypatch.setattr(sys.modules[f"exptilt.tilting.{name}"], "swept", lambda _: False)
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("scale", [0.5, 30.0])  # at 30 some keys have all but 1e-16 of a query's weight
+@pytest.mark.usefixtures("sweeps")
 def test_as_calling_again_without_each_key(options, scale):
     (q, k, v), options = problem(), filled(options) | {"scale": scale}
     direction = torch.randn(2, 4, 7, 2, dtype=F64, generator=torch.Generator().manual_seed(2))
@@ -75,6 +84,36 @@ def test_as_calling_again_without_each_key(options, scale):
         close(norms.log_normalizer, moved.sum(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options", [{"causal": True, "scale": 4.0}, {"sink": True, "bias": True, "mask": True}]
+)
+def test_over_many_tiles_of_keys(options, dtype, monkeypatch):
+    """Many light keys, a few heavy ones, and keys of the same value: one rounding of the sums' dtype."""
+    q, k, v = (x.to(dtype) for x in problem(40, 1500, lead=()))
+    v[:, 700:] = v[:, 700:701]
+    options = {
+        x: y.float() if y is not True and y is not False and x in ("sink", "bias") else y
+        for x, y in filled(options, 40, 1500).items()
+    }
+    wide = [x.double() for x in (q, k, v)]
+    exact = {x: y.double() if x in ("sink", "bias") else y for x, y in options.items()}
+    for direction in (None, torch.ones(4, 40, 2)):
+        found = xt.leave_one_out(q, k, v, direction=direction, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["exptilt.tilting.counterfactual"], "swept", lambda _: False)
+            along = direction if direction is None else direction.double()
+            want = xt.leave_one_out(*wide, direction=along, **exact)
+        for x, y in zip(found, want, strict=True):
+            torch.testing.assert_close(x.double(), y.double(), rtol=2e-5, atol=2e-6)
+    found, p = xt.attend(q, k, v, top=8, **options), plain.weights(*wide[:2], **exact)
+    torch.testing.assert_close(found.top_weight.double(), p.topk(8).values, rtol=1e-4, atol=1e-7)
+    taken = torch.where(found.top_index < 0, 0.0, p.gather(-1, found.top_index.clamp(min=0)))
+    torch.testing.assert_close(taken, p.topk(8).values, rtol=1e-4, atol=1e-7)
+    whole = (found.top_weight.sum(-1) + found.top_rest).double()
+    torch.testing.assert_close(whole, torch.ones_like(whole), rtol=1e-5, atol=0)
+
+
 def test_the_heaviest_key_loses_no_digits_in_float32():
     q, k, v = problem(lead=(), dtype=torch.float32)
     found = xt.leave_one_out(q, k, v, scale=12.0)
@@ -83,6 +122,7 @@ def test_the_heaviest_key_loses_no_digits_in_float32():
 
 
 @pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.usefixtures("sweeps")
 def test_heaviest_keys_and_segments(options):
     (q, k, v), options = problem(), filled(options)
     ids = torch.tensor([0, 0, 2, 1, 2, 2, 1])

@@ -3,134 +3,96 @@
 `FORMER` is the whole table; docs/stability.md shows it. A folder uses it with one line at its end:
 
     __getattr__ = former_names(__name__)
+
+The same line may name modules that are loaded on first use, with the public names that they have.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-# folder: {old name: where the object is now}
-FORMER: dict[str, dict[str, str]] = {
-    "attention": {"attend": "exptilt.attend", "attend_packed": "exptilt.tilting.attend_packed"},
+# folder: {where the objects are now: their names, old=new where the name has changed}
+_MOVED = {
+    "attention": {"": "attend"},
+    "claims": {"claims.evidence": "Check Evidence Line Picture"},
     "dynamics": {
-        "Clusters": "exptilt.dynamics.observe.clusters.Clusters",
-        "FlowState": "exptilt.dynamics.flow.FlowState",
-        "Kernel": "exptilt.dynamics.flow.Kernel",
-        "Trajectory": "exptilt.dynamics.trajectory.Trajectory",
-        "Gaussianity": "exptilt.dynamics.observe.gaussianity.Gaussianity",
-        "MonotoneOperator": "exptilt.dynamics.fixed_points.stability.MonotoneOperator",
-        "SpectralRadius": "exptilt.dynamics.fixed_points.stability.SpectralRadius",
-        "DivergenceRate": "exptilt.claims.experiments.divergence.DivergenceRate",
-        "EqualCosine": "exptilt.claims.experiments.equal_cosine.EqualCosine",
-        "FlowInfo": "exptilt.dynamics.flow.FlowInfo",
-        "Growth": "exptilt.dynamics.observe.snapshot.Growth",
-        "Interval": "exptilt._support.intervals.Interval",
-        "MetastableCounts": "exptilt.claims.experiments.circle.MetastableCounts",
-        "Norms": "exptilt.dynamics.observe.snapshot.Norms",
-        "Setting": "exptilt.claims.experiments.sweep.Setting",
-        "Slope": "exptilt.dynamics.ascent.Slope",
-        "Sweep": "exptilt.claims.experiments.sweep.Sweep",
-        "TheoremOne": "exptilt.claims.experiments.theorem_one.TheoremOne",
-        "TheoremOneRow": "exptilt.claims.experiments.theorem_one.TheoremOneRow",
-        "divergence_rate": "exptilt.claims.experiments.divergence.divergence_rate",
-        "equal_cosine": "exptilt.claims.experiments.equal_cosine.equal_cosine",
-        "equilibrium_sweep": "exptilt.claims.experiments.sweep.equilibrium_sweep",
-        "metastable_counts": "exptilt.claims.experiments.circle.metastable_counts",
-        "theorem_one": "exptilt.claims.experiments.theorem_one.theorem_one",
-    },
-    "lens": {
-        "AttentionCall": "exptilt.lens.watching.call.AttentionCall",
-        "CallRecord": "exptilt.lens.watching.record.CallRecord",
-        "ClippedHead": "exptilt.lens.training.clip.ClippedHead",
-        "Difference": "exptilt.lens.studying.compare.Difference",
-        "HeadDetail": "exptilt.lens.studying.results.HeadDetail",
-        "HeadMeasure": "exptilt.lens.studying.results.HeadMeasure",
-        "HeadReading": "exptilt.lens.training.readings.HeadReading",
-        "Histogram": "exptilt.lens.studying.results.Histogram",
-        "Kind": "exptilt.lens.HeadKind",
-        "LayerMeasure": "exptilt.lens.studying.results.LayerMeasure",
-        "TokenMass": "exptilt.lens.studying.results.TokenMass",
-        "Training": "exptilt.lens.studying.results.Training",
-    },
-    "claims": {
-        "Check": "exptilt.claims.evidence.Check",
-        "Evidence": "exptilt.claims.evidence.Evidence",
-        "Line": "exptilt.claims.evidence.Line",
-        "Picture": "exptilt.claims.evidence.Picture",
-        "boltzmann_check": "exptilt.claims.experiments.equivalence.boltzmann_check",
-        "classical_cliff": "exptilt.claims.experiments.cliff.classical_cliff",
-        "divergence_rate": "exptilt.claims.experiments.divergence.divergence_rate",
-        "equal_cosine": "exptilt.claims.experiments.equal_cosine.equal_cosine",
-        "equilibrium_sweep": "exptilt.claims.experiments.sweep.equilibrium_sweep",
-        "linear_attention_check": "exptilt.claims.experiments.equivalence.linear_attention_check",
-        "metastable_counts": "exptilt.claims.experiments.circle.metastable_counts",
-        "storage_capacity": "exptilt.claims.experiments.capacity.storage_capacity",
-        "theorem_one": "exptilt.claims.experiments.theorem_one.theorem_one",
+        "_support.intervals": "Interval",
+        "claims.experiments.circle": "MetastableCounts metastable_counts",
+        "claims.experiments.divergence": "DivergenceRate divergence_rate",
+        "claims.experiments.equal_cosine": "EqualCosine equal_cosine",
+        "claims.experiments.sweep": "Setting Sweep equilibrium_sweep",
+        "claims.experiments.theorem_one": "TheoremOne TheoremOneRow theorem_one",
+        "dynamics.ascent": "Slope",
+        "dynamics.fixed_points.stability": "MonotoneOperator SpectralRadius",
+        "dynamics.flow": "FlowInfo FlowState Kernel",
+        "dynamics.observe.clusters": "Clusters cluster_labels",
+        "dynamics.observe.gaussianity": "Gaussianity",
+        "dynamics.observe.snapshot": "Growth Norms",
+        "dynamics.trajectory": "Trajectory",
     },
     "families": {
-        "Estimate": "exptilt.families.estimate.Estimate",
-        "Kind": "exptilt.families.estimate.EstimateKind",
-        "LinearLink": "exptilt.families.theory.link.LinearLink",
-        "MaximumEntropy": "exptilt.families.maximum_entropy.MaximumEntropy",
-        "MeanCovariance": "exptilt.families.members.normal_inverse_wishart.MeanCovariance",
-        "MeanPrecision": "exptilt.families.members.normal_gamma.MeanPrecision",
-        "Predictive": "exptilt.families.relations.Predictive",
-        "expected_statistic": "exptilt.families.projection.expected_statistic",
-        "repaired": "exptilt._support.linalg.repaired",
+        "_support.linalg": "repaired",
+        "families.estimate": "Estimate Kind=EstimateKind",
+        "families.maximum_entropy": "MaximumEntropy",
+        "families.members.normal_gamma": "MeanPrecision",
+        "families.members.normal_inverse_wishart": "MeanCovariance",
+        "families.projection": "expected_statistic",
+        "families.relations": "Predictive",
+        "families.theory.link": "LinearLink",
     },
-    "losses": {
-        "CrossEntropy": "exptilt.losses.cross_entropy.CrossEntropy",
-        "Diagnosis": "exptilt.losses.diagnose.Diagnosis",
+    "lens": {
+        "lens": "Kind=HeadKind",
+        "lens.studying.compare": "Difference",
+        "lens.studying.results": "HeadDetail HeadMeasure Histogram LayerMeasure TokenMass Training",
+        "lens.training.clip": "ClippedHead",
+        "lens.training.readings": "HeadReading",
+        "lens.watching.call": "AttentionCall",
+        "lens.watching.record": "CallRecord",
     },
+    "losses": {"losses.cross_entropy": "CrossEntropy", "losses.diagnose": "Diagnosis"},
     "memory": {
-        "Nearest": "exptilt.memory.nearest.Nearest",
-        "SearchIndex": "exptilt.memory.nearest.SearchIndex",
-        "associate": "exptilt.memory.hopfield_attention",
-        "boltzmann_check": "exptilt.claims.experiments.equivalence.boltzmann_check",
-        "classical_cliff": "exptilt.claims.experiments.cliff.classical_cliff",
-        "learn": "exptilt.memory.train_boltzmann",
-        "linear_attention": "exptilt.claims.experiments.equivalence.linear_attention",
-        "linear_attention_check": "exptilt.claims.experiments.equivalence.linear_attention_check",
-        "storage_capacity": "exptilt.claims.experiments.capacity.storage_capacity",
+        "claims.experiments.capacity": "storage_capacity",
+        "claims.experiments.cliff": "classical_cliff",
+        "claims.experiments.equivalence": "boltzmann_check linear_attention linear_attention_check",
+        "memory": "associate=hopfield_attention learn=train_boltzmann",
+        "memory.nearest": "Nearest SearchIndex",
+        "memory.theory": "guaranteed_radius separation_needed",
     },
     "sampling": {
-        "LinkChain": "exptilt.sampling.gibbs.LinkChain",
-        "Population": "exptilt.sampling.smc.Population",
+        "sampling.gibbs": "LinkChain",
+        "sampling.resampling": "effective_size systematic",
+        "sampling.smc": "Population",
     },
     "switching": {
-        "Comparison": "exptilt.switching.compare.Comparison",
-        "Draws": "exptilt.switching.inference.simulate.Draws",
-        "FamilyFiltered": "exptilt.switching.inference.results.Filtered",
-        "FamilyFit": "exptilt.switching.learning.summary.Fit",
-        "FamilySmoothed": "exptilt.switching.inference.results.Smoothed",
-        "Filtered": "exptilt.switching.inference.results.Filtered",
-        "Fit": "exptilt.switching.learning.summary.Fit",
-        "Forecast": "exptilt.switching.inference.forecast.Forecast",
-        "HeadFilter": "exptilt.switching.as_attention.HeadFilter",
-        "Innovations": "exptilt.switching.inference.online.Innovations",
-        "MarkovFit": "exptilt.switching.learning.summary.Fit",
-        "MixingStep": "exptilt.switching.as_attention.MixingStep",
-        "NonlinearFiltered": "exptilt.switching.inference.results.Filtered",
-        "NonlinearSmoothed": "exptilt.switching.inference.results.Smoothed",
-        "ParametricFit": "exptilt.switching.learning.summary.Fit",
-        "Sample": "exptilt.switching.inference.simulate.Sample",
-        "Smoothed": "exptilt.switching.inference.results.Smoothed",
-        "Summary": "exptilt.switching.learning.summary.Summary",
-        "WalkForward": "exptilt.switching.learning.walk_forward.WalkForward",
-        "discounted": "exptilt.switching.DiscountedDynamics",
-        "filter_series": "exptilt.switching.inference.filter.filter_series",
-        "fit_nonlinear": "exptilt.switching.nonlinear.fit_nonlinear",
-        "fit_counts": "exptilt.switching.families.fit_counts",
-        "fit_ready": "exptilt.switching.fit_named_model",
-        "join_modes": "exptilt.switching.builders.join_modes",
-        "pushed": "exptilt.switching.LinearDynamics",
+        "switching": "discounted=DiscountedDynamics fit_ready=fit_named_model pushed=LinearDynamics",
+        "switching.as_attention": "HeadFilter MixingStep",
+        "switching.builders": "join_modes",
+        "switching.families": "fit_counts",
+        "switching.inference.filter": "filter_series",
+        "switching.inference.forecast": "Forecast",
+        "switching.inference.online": "Innovations",
+        "switching.inference.results": "Filtered FamilyFiltered=Filtered NonlinearFiltered=Filtered Smoothed"
+        " FamilySmoothed=Smoothed",
+        "switching.inference.simulate": "Draws Sample",
+        "switching.learning.summary": "Fit FamilyFit=Fit MarkovFit=Fit ParametricFit=Fit",
+        "switching.nonlinear": "fit_nonlinear",
     },
 }
 
+# folder: {old name: where the object is now}
+FORMER = {
+    folder: {
+        name.partition("=")[0]: ".".join(filter(None, ("exptilt", home, name.rpartition("=")[2])))
+        for home, names in homes.items()
+        for name in names.split()
+    }
+    for folder, homes in _MOVED.items()
+}
 
-def former_names(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a folder: finds its former names, and warns.
+
+def former_names(module: str, later: Mapping[str, tuple[str, ...]] | None = None) -> Callable[[str], Any]:
+    """The `__getattr__` of a folder: finds its former names, and warns; loads the modules of `later`.
 
     Example:
         >>> import exptilt.dynamics, warnings
@@ -142,6 +104,10 @@ def former_names(module: str) -> Callable[[str], Any]:
     table = FORMER[module.removeprefix("exptilt.")]
 
     def find(name: str) -> Any:
+        for home, names in (later or {}).items():
+            if name == home or name in names:
+                loaded = import_module(f"{module}.{home}")
+                return loaded if name == home else getattr(loaded, name)
         if name not in table:
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         text = f"{module}.{name} goes in the next release: write {table[name]} instead."

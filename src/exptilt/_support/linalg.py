@@ -63,7 +63,7 @@ def unpack(vector: Tensor) -> Tensor:
     size = vector.shape[-1]
     dimension = (math.isqrt(8 * size + 1) - 1) // 2
     if packed_size(dimension) != size:
-        raise ArgumentError(f"A packed symmetric matrix has D(D+1)/2 entries (1, 3, 6, 10, ...); got {size}.")
+        raise ArgumentError(f"unpack: vector has {size} entries. Pass D(D+1)/2 of them: 1, 3, 6, 10, ...")
     rows, columns = torch.tril_indices(dimension, dimension, device=vector.device)
     scale = torch.full_like(rows, math.sqrt(0.5), dtype=vector.dtype).masked_fill(rows == columns, 1.0)
     # Entry (i, j) with i ≥ j is number i(i+1)/2 + j of the triangle.
@@ -90,7 +90,7 @@ def check_covariance(matrix: Tensor, name: str) -> None:
     index = tuple(bad.nonzero()[0].tolist())
     where = f"{name}[{', '.join(map(str, index))}]" if index else name
     if not bool(size[index].isfinite()):
-        raise ArgumentError(f"{where} holds NaN or infinity. Pass finite covariances.")
+        raise ArgumentError(f"{where} holds NaN or infinity. Pass finite numbers.")
     if not bool(gap[index] <= slack * size[index]):
         got = float(gap[index])
         raise ArgumentError(
@@ -100,7 +100,7 @@ def check_covariance(matrix: Tensor, name: str) -> None:
     smallest = float(torch.linalg.eigvalsh(matrix[index].double())[0])
     raise ArgumentError(
         f"{where} is not positive definite: its smallest eigenvalue is {smallest:.3g}. "
-        "Pass a valid covariance, or repaired(a)."
+        "Pass a positive definite matrix, or repaired(a)."
     )
 
 

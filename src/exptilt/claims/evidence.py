@@ -115,7 +115,8 @@ class Check(NamedTuple):
     def sentence(self) -> str:
         """The number and its bound in a sentence, the worst seed where there are several."""
         far = max(self.values, key=lambda x: max(x - self.most, self.least - x))
-        worst = f", {far:.3g} for the worst seed" if len(self.values) > 1 and far != self.mean else ""
+        differs = f"{far:.3g}" != f"{self.mean:.3g}"
+        worst = f", {far:.3g} for the worst seed" if len(self.values) > 1 and differs else ""
         return f"“{self.name}” is {self.mean:.3g}{worst}, and should be {self.bound}"
 
 

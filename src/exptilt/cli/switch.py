@@ -10,9 +10,15 @@ from exptilt.cli.arguments import positive, seed
 SUMMARY = "find the regimes of a time series in a CSV or parquet file"
 EXAMPLES = """\
 commands that work as printed:
-  exptilt switch examples/data/gnp.csv
-  exptilt switch examples/data/gnp.csv --lags 1 --forecast 8 --out report
+  exptilt switch gnp
+  exptilt switch gnp --lags 1 --forecast 8 --out report
 """
+
+
+def series_file(name: str) -> Path:
+    """The file of this name; "gnp", where there is no such file, is the one that comes with exptilt."""
+    path, own = Path(name), Path(__file__).parents[1] / "report" / "regimes" / "gnp.csv"
+    return own if name == own.stem and not path.exists() else path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,10 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "file",
-        type=Path,
+        type=series_file,
         metavar="FILE.csv",
         help="a CSV file (commas, semicolons or tabs; decimal commas too; rows in any order of time), or a "
-        "parquet file; empty cells are missing values",
+        "parquet file; empty cells are missing values; gnp: growth of US output, which comes with exptilt",
     )
     add("--columns", nargs="+", metavar="NAME", help=columns)
     add(

@@ -48,8 +48,8 @@ class Members:
             raise GroupError(f"{caller}: this build of torch has no torch.distributed. {hint}")
         if not dist.is_initialized():
             raise GroupError(
-                f"{caller}: torch.distributed is not initialised. Start the script with torchrun and call "
-                "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs)."
+                f"{caller}: no group: torch.distributed is not initialised. Start the script with torchrun "
+                "and call torch.distributed.init_process_group('gloo') first ('nccl' on GPUs)."
             )
         if group is not None and not isinstance(group, dist.ProcessGroup):
             got = (

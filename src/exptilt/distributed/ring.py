@@ -151,7 +151,7 @@ class Ring:
         shape = t.query.shape[:-1]
         pushed = rows.new_zeros(*shape, t.value.shape[-1])
         x0, x1, x2 = (rows.new_zeros(shape) for _ in range(3))
-        shift, inverse, gap = rows.unbind()
+        shift, inverse, gap = rows[:3].unbind()
         moving = (dots.key, dots.value, dots.log_weight)
         for _, piece, (key, value, weight, *moved) in self._visits(t, rule, moving):
             if piece is None:

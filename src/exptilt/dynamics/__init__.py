@@ -15,7 +15,7 @@ from exptilt.dynamics.fixed_points.equilibrium import Equilibrium
 from exptilt.dynamics.fixed_points.solve import fixed_point
 from exptilt.dynamics.fixed_points.stability import jacobian_penalty, monotone_operator, spectral_radius
 from exptilt.dynamics.flow import Flow
-from exptilt.dynamics.observe.clusters import cluster_labels, clusters
+from exptilt.dynamics.observe.clusters import clusters
 from exptilt.dynamics.observe.gaussianity import gaussianity
 from exptilt.dynamics.renormalizers import RMS, Batch, Layer, Sphere, Whiten
 
@@ -29,7 +29,6 @@ __all__ = [
     "Sphere",
     "Status",
     "Whiten",
-    "cluster_labels",
     "clusters",
     "fixed_point",
     "gaussianity",

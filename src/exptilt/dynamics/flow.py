@@ -102,7 +102,7 @@ class Flow:
         patterns, mask, kind = self.patterns, self.mask, type(self.patterns).__name__
         chooses = self.causal or mask is not None
         if isinstance(patterns, Tensor):
-            check_points("Flow: patterns", patterns)
+            check_points("Flow", patterns, "patterns")
         elif patterns is not None and not isinstance(patterns, Measure):
             raise ArgumentError(f"Flow: patterns is a {kind}. Pass None, a tensor (..., M, D) or a Measure.")
         elif chooses and patterns is not None and not isinstance(patterns, Empirical):

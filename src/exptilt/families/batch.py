@@ -366,20 +366,20 @@ def stack(measures: Sequence[Some], dim: int = 0) -> Some:
     kinds = {type(member).__name__ for member in members}
     if not members or not all(isinstance(member, Batched) for member in members) or len(kinds) > 1:
         got = ", ".join(sorted(kinds)) or "nothing"
-        raise ArgumentError(f"stack: pass one or more measures of one class; got {got}.")
+        raise ArgumentError(f"stack: measures must be one or more of one class; got {got}.")
     try:
         batch = common_shape(*(member.batch_shape for member in members))
         wide = [member.expand(tuple(batch)) for member in members]
         axis = range(len(batch) + 1)[dim]
         specs = [pytree.tree_flatten(member) for member in wide]
         if any(spec != specs[0][1] for _, spec in specs):
-            raise ArgumentError("stack: the measures differ in what is not a tensor (a density, a base).")
+            raise ArgumentError("stack: measures differ in what is not a tensor (a density, a base).")
         if len({leaf.dtype for leaves, _ in specs for leaf in leaves}) > 1:
-            raise ArgumentError("stack: the measures differ in dtype. Convert them with .to(dtype).")
+            raise ArgumentError("stack: measures differ in dtype. Convert them with .to(dtype).")
         leaves = [torch.stack(parts, axis) for parts in zip(*(leaves for leaves, _ in specs), strict=True)]
     except (RuntimeError, IndexError) as error:
         shapes = ", ".join(str(tuple(member.batch_shape)) for member in members)
-        raise ArgumentError(f"stack: {error}; got batches {shapes} and dim {dim}.") from None
+        raise ArgumentError(f"stack: measures have batches {shapes}, dim is {dim}: {error}.") from None
     stacked: Some = pytree.tree_unflatten(leaves, specs[0][1])
     return stacked
 

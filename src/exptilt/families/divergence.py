@@ -105,7 +105,12 @@ def _present(measure: Measure) -> Tensor:
 
 
 def _sampled(p: Measure, q: Measure, samples: int, generator: torch.Generator | None) -> Estimate:
-    """KL(p‖q) as the mean over `samples` draws, with its bracket; the bracket alone for 0 samples."""
+    """KL(p‖q) as the mean over `samples` draws, with its bracket; the bracket alone for 0 samples.
+
+    All in float64: in float32 densities of draws may be off by more than the divergence.
+    """
+    if p.dtype != torch.float64:
+        return _sampled(p.to(torch.float64), q.to(torch.float64), samples, generator).to(p.dtype)
     lower, upper = _bracket(p, q)
     if samples_wanted("kl", samples) == 0:
         return Estimate.bounded(lower, upper)

@@ -99,6 +99,15 @@ class Estimate:
         """
         return cls((lower + upper) / 2, torch.full_like(lower, torch.nan), lower, upper, EstimateKind.BOUNDED)
 
+    def to(self, dtype: torch.dtype) -> "Estimate":
+        """The same estimate in another dtype.
+
+        Args:
+            dtype: of all its tensors.
+        """
+        converted: Estimate = pytree.tree_map(lambda x: x.to(dtype), self)
+        return converted
+
     def __float__(self) -> float:
         return float(self.value)
 

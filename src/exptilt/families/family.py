@@ -57,9 +57,6 @@ class ExponentialFamily(Measure):
     _positive: ClassVar[tuple[str, ...]] = ()
     """Fields whose entries must be positive; entries of the other fields must be finite."""
 
-    _labels: ClassVar[Mapping[str, str]] = {}
-    """Names of fields in messages, if different from the field's own name."""
-
     _twin: ClassVar[tuple[Any, Mapping[str, str]] | None] = None
     """The class in `torch.distributions`, and its name for each of our fields."""
 
@@ -74,7 +71,7 @@ class ExponentialFamily(Measure):
         given = {field: (x, event) for field, x, event in self._fields()}
         for field, x in with_axes(given).items():
             object.__setattr__(self, field, x)
-        fields = {self._labels.get(field, field): (x, event) for field, x, event in self._fields()}
+        fields = {field: (x, event) for field, x, event in self._fields()}
         check_tensors(name, fields)
         sized = {label: (x, event) for label, (x, event) in fields.items() if event}
         if len({size for x, event in sized.values() for size in x.shape[x.ndim - event :]}) > 1:
@@ -85,14 +82,13 @@ class ExponentialFamily(Measure):
             equal = "last axes must be equally long" if all(e == 1 for _, e in sized.values()) else wanted
             raise ArgumentError(f"{name}: {equal}; got {got}.")
         for field, x, event in self._fields():
-            label = self._labels.get(field, field)
             if event and x.shape[-1] < self._least_length:
                 least = f"at least {self._least_length} entries"
-                raise ArgumentError(f"{name}: {label} must have {least}; got shape {tuple(x.shape)}.")
+                raise ArgumentError(f"{name}: {field} must have {least}; got shape {tuple(x.shape)}.")
             if event == 2:
-                check_covariance(x, label)
+                check_covariance(x, f"{name}: {field}")
             else:
-                (positive if field in self._positive else finite)(name, **{label: x})
+                (positive if field in self._positive else finite)(name, **{field: x})
         self._check()
 
     def _fields(self) -> list[tuple[str, Tensor, int]]:

@@ -294,8 +294,8 @@ class Measure(Fields, EventMoments, InnerDraws):
         Returns:
             ``(...)``, infinite where G(a) is.
         """
-        b = self._within(b, "b")
-        return self.log_normalizer(a) - self._log_normalizer(b) - dot(self._mean(b), a - b)
+        a, b = self._checked(a, "a"), self._within(b, "b")
+        return self._log_normalizer(a) - self._log_normalizer(b) - dot(self._mean(b), a - b)
 
     def coordinate(self, x: Any) -> Tensor:
         """t(x), the vector that tilting pairs with η.

@@ -62,6 +62,9 @@ def project(
     if isinstance(measure, Tensor):
         measure = Empirical(measure.unsqueeze(-1) if measure.ndim == 1 else measure)
     _check("project", measure, family)
+    if isinstance(measure, AnyMixture) and measure.dtype != torch.float64:  # float32 may not hold its E[u]
+        parameter = known if known is None else known.to(torch.float64)
+        return project(measure.to(torch.float64), family, known=parameter).to(measure.dtype)
     moments = _about_the_mean(measure, family)
     if moments is not None:
         return moments

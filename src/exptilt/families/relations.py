@@ -43,6 +43,7 @@ from exptilt.families.members.negative_binomial import NegativeBinomial
 from exptilt.families.members.normal_gamma import NormalGamma
 from exptilt.families.members.normal_inverse_wishart import NormalInverseWishart
 from exptilt.families.members.poisson import Poisson
+from exptilt.families.members.student_t import StudentT
 from exptilt.families.members.wishart import Wishart
 
 Prior = TypeVar("Prior", bound=ExponentialFamily)
@@ -55,13 +56,13 @@ class Pair(NamedTuple):
     Args:
         evidence: the parts of e(x), from law and x.
         given: the likelihood at a parameter, from law and the parameter.
-        closed: the predictive law, from prior and law, if it is a member of a family.
-        moments: E[x] and Var[x] of the predictive law, from prior and law, if it is no such member.
+        closed: the predictive law, from prior and law, if it is a law of this folder.
+        moments: E[x] and Var[x] of the predictive law, from prior and law, if it is no such law.
     """
 
     evidence: Callable[[Any, Tensor], list[Tensor]]
     given: Callable[[Any, Any], ExponentialFamily]
-    closed: Callable[[Any, Any], ExponentialFamily] | None = None
+    closed: Callable[[Any, Any], ExponentialFamily | StudentT] | None = None
     moments: Callable[[Any, Any], tuple[Tensor, Tensor]] | None = None
 
 
@@ -107,23 +108,10 @@ def _diagonal_moments(prior: NormalGamma, _: Any) -> tuple[Tensor, Tensor]:
     return mean, _where(a > 0.5, a > 1, square / (a - 1))
 
 
-def _student(degrees: Tensor, location: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """E[x] and Var[x] of Student's t with k = ν + 1 − D degrees of freedom; `scale` is k times its scale."""
-    free = (degrees + 1 - location.shape[-1]).unsqueeze(-1)
-    square = scale.diagonal(dim1=-2, dim2=-1) / (free - 2)
-    mean = torch.where(free > 1, location, torch.nan)
-    return mean, _where((free > 1).expand(square.shape), free > 2, square)
-
-
-def _full_moments(prior: NormalInverseWishart, _: Any) -> tuple[Tensor, Tensor]:
-    more = (1 + 1 / prior.count)[..., None, None]
-    return _student(prior.degrees, prior.location, prior.scale * more)
-
-
-def _precision_moments(prior: Wishart, _: Any) -> tuple[Tensor, Tensor]:
-    return _student(
-        prior.degrees, torch.zeros_like(prior.scale[..., 0]), inverse_from_cholesky(factorize(prior.scale))
-    )
+def _student(degrees: Tensor, location: Tensor, scale: Tensor) -> StudentT:
+    """Student's t with k = ν + 1 − D degrees of freedom; `scale` is k times its scale."""
+    free = degrees + 1 - location.shape[-1]
+    return make(StudentT, degrees=free, location=location, scale=scale / free[..., None, None])
 
 
 def _failures_moments(prior: Beta, law: NegativeBinomial) -> tuple[Tensor, Tensor]:
@@ -165,12 +153,14 @@ _PAIRS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
     (NormalInverseWishart, Gaussian): Pair(
         lambda _, x: [x, _outer(x), -_half(x), -_half(x)],
         lambda _, xi: _gaussian(xi.mean, xi.covariance),
-        moments=_full_moments,
+        lambda p, _: _student(p.degrees, p.location, p.scale * (1 + 1 / p.count)[..., None, None]),
     ),
     (Wishart, Gaussian): Pair(
         lambda _, x: [_outer(x), _half(x)],
         lambda _, x: _gaussian(torch.zeros_like(x[..., 0]), inverse_from_cholesky(factorize(x))),
-        moments=_precision_moments,
+        lambda p, _: _student(
+            p.degrees, torch.zeros_like(p.scale[..., 0]), inverse_from_cholesky(factorize(p.scale))
+        ),
     ),
 }
 
@@ -211,7 +201,7 @@ def pair_of(prior: ExponentialFamily, likelihood: Likelihood, name: str = "poste
     known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _PAIRS)
     members = ", ".join(f"{a.__name__} with a {b.__name__}" for a, b in _PAIRS_OF_MEMBERS)
     raise ArgumentError(
-        f"{name}: {key[0].__name__} is not conjugate to {kind} here. Known: {known}; "
+        f"{name}: prior {key[0].__name__} is not conjugate to likelihood {kind} here. Known: {known}; "
         f"with a member that holds what is known: {members}."
     )
 
@@ -320,7 +310,7 @@ def posterior(prior: Prior, likelihood: Likelihood, x: Tensor, *, weight: Tensor
 class Predictive:
     """The law of an observation whose parameter is drawn from a prior.
 
-    A Student t (of NormalGamma, NormalInverseWishart, Wishart), a Lomax (of Gamma with Exponential), a
+    Student's t coordinate by coordinate (of NormalGamma), a Lomax (of Gamma with Exponential), a
     Dirichlet-multinomial or a beta negative binomial.
 
     Args:
@@ -383,7 +373,7 @@ class Predictive:
 
 def predictive(
     prior: ExponentialFamily, likelihood: Likelihood, x: Tensor | None = None
-) -> ExponentialFamily | Predictive:
+) -> ExponentialFamily | StudentT | Predictive:
     """The law of the next observation.
 
     Args:
@@ -392,8 +382,9 @@ def predictive(
         x: ``(..., n, D)``, earlier observations; default none.
 
     Returns:
-        A member of a family if there is one: BernoulliProduct, Categorical, NegativeBinomial (of Gamma with
-        Poisson), Gaussian. Else a `Predictive` with its `log_prob`, `sample` and moments.
+        A law of its own class if there is one: BernoulliProduct, Categorical, NegativeBinomial (of Gamma with
+        Poisson), Gaussian, StudentT (of NormalInverseWishart and Wishart). Else a `Predictive` with its
+        `log_prob`, `sample` and moments.
 
     Example:
         >>> predictive(Gamma(torch.tensor([2.0]), torch.tensor([1.0])), Poisson).mean()

@@ -99,7 +99,7 @@ def diagnose(
     caller = "diagnose"
     paired(caller, query=query, key=key)
     if query.shape[0] < 2:
-        raise ArgumentError(f"{caller}: a batch of 1 has no wrong keys. Pass a larger batch.")
+        raise ArgumentError(f"{caller}: query and key are a batch of 1, without wrong keys. Pass more rows.")
     q, k = embeddings(caller, similarity, query=query, key=key)
     x, y = embeddings(caller, "cosine", query=query, key=key)
     q = cooled(caller, q, temperature)

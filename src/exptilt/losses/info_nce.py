@@ -121,8 +121,8 @@ def _check_candidates(
         raise ArgumentError(f"{caller}: symmetric needs the batch's own pairs. Leave in_batch=True.")
     if negatives is None and query.shape[0] == 1 and (group is None or Members(caller, group).count == 1):
         raise ArgumentError(
-            f"{caller}: a batch of 1 has no wrong keys, so the loss is always 0. "
-            "Pass a larger batch, or negatives=."
+            f"{caller}: query and key are a batch of 1, without wrong keys: the loss is always 0. "
+            "Pass more rows, or negatives=."
         )
     wrong = negatives is not None and (
         negatives.ndim not in (2, 3) or (negatives.ndim == 3 and negatives.shape[0] != query.shape[0])
@@ -163,6 +163,7 @@ def clip(
         >>> xt.losses.clip(torch.eye(4), torch.eye(4), temperature=1.0)
         tensor(0.7437)
     """
+    paired("clip", image=image, text=text)
     return info_nce(
         image,
         text,

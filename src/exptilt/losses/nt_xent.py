@@ -102,7 +102,7 @@ def supervised_contrastive(
             "Pass one whole number for each row, a tensor (rows,)."
         )
     if z.shape[0] < 3:
-        raise ArgumentError(f"{caller}: a batch of {z.shape[0]} has no wrong rows. Pass a larger batch.")
+        raise ArgumentError(f"{caller}: embedding is a batch of {z.shape[0]}, without wrong rows. Pass more.")
     kind = _numbered(label)
     mates = torch.zeros_like(kind).index_add(0, kind, torch.ones_like(kind))[kind] - 1
     some = mates > 0
@@ -131,7 +131,7 @@ def _check_mates(caller: str, label: Tensor, some: Tensor, without_positives: st
     alone = int((~some).nonzero()[0])
     rows = f"row {alone} (label {int(label[alone])}) has no" if bool(some.any()) else "no row has"
     raise ArgumentError(
-        f"{caller}: {rows} other of its class in the batch. Pass batches with at least two of a class, or "
+        f"{caller}: {rows} other of its label in the batch. Pass batches with at least two of a label, or "
         "without_positives='skip' to leave single rows out."
     )
 

@@ -59,7 +59,7 @@ def sigmoid(
         checks.choice(caller, "reduction", reduction, REDUCTIONS)
         paired(caller, image=image, text=text)
         if image.shape[0] == 1 and (group is None or Members(caller, group).count == 1):
-            raise ArgumentError(f"{caller}: a batch of 1 has no wrong pairs. Pass a larger batch.")
+            raise ArgumentError(f"{caller}: image and text are a batch of 1, without wrong pairs. Pass more.")
         x, y = embeddings(caller, similarity, image=image, text=text)
         x = cooled(caller, x, temperature)
         b = shift_of(caller, bias, x)

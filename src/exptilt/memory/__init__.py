@@ -9,7 +9,7 @@ from exptilt.memory.binary.contrastive_divergence import train_boltzmann
 from exptilt.memory.hopfield import Hopfield
 from exptilt.memory.layers import HopfieldLayer, HopfieldPooling, hopfield_attention
 from exptilt.memory.separation import Entmax, Polynomial
-from exptilt.memory.theory import guaranteed_radius, retrieval_error_bound, separation_needed, storage_bound
+from exptilt.memory.theory import retrieval_error_bound, storage_bound
 
 __all__ = [
     "ClassicalHopfield",
@@ -19,11 +19,9 @@ __all__ = [
     "HopfieldPooling",
     "Polynomial",
     "RestrictedBoltzmann",
-    "guaranteed_radius",
     "hopfield_attention",
     "hopfield_to_boltzmann",
     "retrieval_error_bound",
-    "separation_needed",
     "storage_bound",
     "train_boltzmann",
 ]

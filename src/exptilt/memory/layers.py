@@ -239,7 +239,7 @@ class HopfieldLayer(nn.Module):
         for name, features in zip(("state", "memory"), self.inputs, strict=False):
             if name in self.static and features != size:
                 raise ArgumentError(
-                    f"HopfieldLayer: {name} is static and has {features} features, heads compare {size}. "
+                    f"HopfieldLayer: static {name} has {features} features, and heads compare {size}. "
                     f"Pass head_dimension={features}."
                 )
         _, memory, values = self.inputs
@@ -335,8 +335,8 @@ class HopfieldLayer(nn.Module):
             return given
         if given is None and self.stored is not None:
             return self.stored
-        which = "no patterns: pass a memory" if given is None else "patterns of its own: pass memory=None"
-        raise ArgumentError(f"HopfieldLayer: this layer holds {which}.")
+        which = "None, and the layer holds no" if given is None else "given, and the layer holds its own"
+        raise ArgumentError(f"HopfieldLayer: memory is {which} patterns. Pass one of them.")
 
     def _checked(self, name: str, given: Tensor, place: int) -> Tensor:
         """The tensor `given`; an error unless it has the number of features that the layer takes."""
@@ -458,6 +458,9 @@ class HopfieldPooling(nn.Module):
         Returns:
             ``(..., queries, dimension)``; with project_output=False ``(..., queries, heads · features)``.
         """
+        shape, features = tuple(members.shape), self.query.shape[-1]
+        if shape[-1:] != (features,) or len(shape) < 2:
+            raise ArgumentError(f"HopfieldPooling: members has shape {shape}. Pass (..., N, {features}).")
         state = self.query.expand(*members.shape[:-2], *self.query.shape)
         pooled: Tensor = self.lookup(state, members, mask=mask)
         return pooled

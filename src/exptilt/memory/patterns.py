@@ -253,21 +253,21 @@ class Keys:
         return self._made(*self.picked(index))
 
 
-def check_state(memory: "Hopfield", state: Any) -> None:
+def check_state(memory: "Hopfield", state: Any, name: str = "state") -> None:
     """Raise unless a state ``(..., D)`` is finite, of the patterns' dtype, device and leading axes."""
     if not isinstance(state, Tensor):
         kind = type(state).__name__
-        raise ArgumentError(f"Hopfield: state is a {kind}. Pass a torch tensor: torch.as_tensor(state).")
+        raise ArgumentError(f"Hopfield: {name} is a {kind}. Pass a torch tensor: torch.as_tensor({name}).")
     x, lead, D, shape = memory.blocks[0].patterns, memory.lead, memory.dimension, tuple(state.shape)
     if state.dtype not in (x.dtype, memory.dtype) or state.device != x.device:
         got = f"{state.dtype} on {state.device}, patterns are {x.dtype} on {x.device}"
-        raise ArgumentError(f"Hopfield: state is {got}. Convert it: state.to(patterns).")
+        raise ArgumentError(f"Hopfield: {name} is {got}. Convert it: {name}.to(patterns).")
     if shape[-1:] != (D,):
-        got = f"state has shape {shape}, patterns have dimension {D}"
+        got = f"{name} has shape {shape}, patterns have dimension {D}"
         raise ArgumentError(f"Hopfield: {got}. Pass states (..., {D}).")
     if lead and (len(shape) < len(lead) + 2 or shape[-2 - len(lead) : -2] != lead):
         raise ArgumentError(
-            f"Hopfield: state has shape {shape}, patterns have leading axes {lead}. Pass states (..., "
+            f"Hopfield: {name} has shape {shape}, patterns have leading axes {lead}. Pass states (..., "
             f"{', '.join(map(str, lead))}, Q, {D}): Q for each memory; state.expand puts the same before all."
         )
     if not is_concrete(state):
@@ -275,7 +275,7 @@ def check_state(memory: "Hopfield", state: Any) -> None:
     # The sum is a quick check; if it is not finite it may have overflowed, so every number is checked.
     if not math.isfinite(state.detach().sum().item()) and not bool(state.isfinite().all()):
         index = (~state.isfinite().all(-1)).nonzero()[0].tolist()
-        raise ArgumentError(f"Hopfield: state{index or ''} holds NaN or infinity. Pass finite states.")
+        raise ArgumentError(f"Hopfield: {name}{index or ''} holds NaN or infinity. Pass finite states.")
     if memory.similarity.sphere and not bool((state != 0).any(-1).all()):
         wanted = "The similarity is cosine: pass states that are not 0."
-        raise ArgumentError(f"Hopfield: a state is 0 and has no direction. {wanted}")
+        raise ArgumentError(f"Hopfield: a {name.removesuffix('s')} is 0 and has no direction. {wanted}")

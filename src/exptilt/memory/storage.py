@@ -85,7 +85,7 @@ def save(self: "Hopfield", path: str | PathLike[str]) -> None:
     """
     path = Path(path)
     if path.is_dir():
-        raise ArgumentError(f"Hopfield.save: {path} is a folder. Pass the name of a file in it.")
+        raise ArgumentError(f"Hopfield.save: path is a folder, {path}. Pass the name of a file in it.")
     if not path.parent.is_dir():
         raise ArgumentError(f"Hopfield.save: there is no folder {path.parent}. Make it first.")
     _ = self.keys  # raises if patterns were written to

@@ -3,9 +3,8 @@
 from exptilt._support.former import former_names
 from exptilt.sampling.gibbs import gibbs, link_chain
 from exptilt.sampling.joint import Joint
-from exptilt.sampling.resampling import effective_size, systematic
 from exptilt.sampling.smc import smc
 
-__all__ = ["Joint", "effective_size", "gibbs", "link_chain", "smc", "systematic"]
+__all__ = ["Joint", "gibbs", "link_chain", "smc"]
 
 __getattr__ = former_names(__name__)

@@ -60,11 +60,11 @@ class Joint:
         for name, h in self.sites.items():
             if len(h.event_shapes) != 1:
                 raise ArgumentError(
-                    f"Joint: site {name!r} is a {type(h).__name__}, whose events are not one tensor."
+                    f"Joint: sites[{name!r}] is a {type(h).__name__}, whose events are not one tensor."
                 )
             if h.batch_shape:
                 raise ArgumentError(
-                    f"Joint: site {name!r} has batch axes {tuple(h.batch_shape)}. Pass one measure."
+                    f"Joint: sites[{name!r}] has batch axes {tuple(h.batch_shape)}. Pass one measure."
                 )
         tensors = {f"coupling[{pair!r}]": J for pair, J in self.coupling.items()}
         tensors |= {f"bias[{name!r}]": b for name, b in self.bias.items()}

@@ -18,12 +18,11 @@ True
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 from .._support.former import former_names
-from .as_attention import as_filter, attention_as_imm
 from .builders import fit_named_model
 from .compare import compare
-from .families import DiscountedDynamics, LinearDynamics, SwitchingFamily
 from .inference.online import OnlineState
 from .learning.climb import FitStatus
 from .learning.maximum_likelihood import fit_parameters
@@ -38,6 +37,10 @@ from .structural import (
     time_varying_regression,
     unobserved_cycle,
 )
+
+if TYPE_CHECKING:
+    from .as_attention import as_filter, attention_as_imm
+    from .families import DiscountedDynamics, LinearDynamics, SwitchingFamily
 
 __all__ = [
     "DiscountedDynamics",
@@ -75,4 +78,11 @@ _MOVED = {
 for _old, _new in _MOVED.items():
     sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]
 
-__getattr__ = former_names(__name__)
+# A filter or a fit needs neither attention nor exponential families, which take longer to load than all else.
+__getattr__ = former_names(
+    __name__,
+    {
+        "as_attention": ("as_filter", "attention_as_imm"),
+        "families": ("DiscountedDynamics", "LinearDynamics", "SwitchingFamily"),
+    },
+)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from exptilt._support.errors import ArgumentError, KeywordError
 from exptilt._support.transforms import autocasts, derivatives_wanted
@@ -59,7 +60,10 @@ class Call:
 
 
 def explain_keywords(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Let a function raise for keywords that it does not have, and say what to write instead."""
+    """Let a function raise for keywords that it does not have, and say what to write instead.
+
+    Tensors of a kind of their own (`__torch_function__`) take over, as they do for functions of torch.
+    """
     known = frozenset(signature(function).parameters)
 
     def explanation(name: str) -> str:
@@ -76,6 +80,9 @@ def explain_keywords(function: Callable[..., Result]) -> Callable[..., Result]:
         for name in keywords:
             if name not in known:
                 raise KeywordError(explanation(name))
+        given = (*arguments, *keywords.values())
+        if has_torch_function(given):
+            return handle_torch_function(explained, given, *arguments, **keywords)
         return function(*arguments, **keywords)
 
     return explained

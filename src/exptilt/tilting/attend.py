@@ -187,7 +187,7 @@ def attend(
             plain torch.
         seed: an integer of at most 32 bits, or a tensor ``()``; None draws one from torch's random numbers.
         top: k also returns the k heaviest keys of each query, their weights, and the weight left over
-            (another sweep, in plain torch).
+            (another sweep).
         segments: ``(K,)``, the number of the segment of each key, from 0: also return the attention that each
             segment gets (another sweep).
 
@@ -206,7 +206,7 @@ def attend(
     found = run_dropped(call, dropout, seed, key_mass) if dropout else run(call, key_mass=key_mass)
     if top is None and segments is None:
         return found
-    index, weight, rest = (None, None, None) if top is None else top_keys(call, top)
+    index, weight, rest = (None, None, None) if top is None else top_keys(call, top, found.parts)
     mass = None
     if segments is not None:
         parts = call.inputs._replace(value=segment_values(segments, call.inputs.key))

@@ -4,9 +4,9 @@ A measure is a sum of atoms, so an atom can be taken away. Without key j the out
 
     o'_i − o_i = p_ij / (1 − p_ij) (o_i − v_j)          and G_i by   log(1 − p_ij),
 
-exactly, for all keys at once from one matrix of weights, of which a few rows of one head
-exist at a time. For a key that has most of a query's weight, 1 − p_ij and o_i − v_j would be all rounding:
-they are summed over the others.
+exactly, for all keys at once from one matrix of weights, of which a few rows exist at a time. For a key that
+has most of a query's weight, 1 − p_ij and o_i − v_j would be all rounding: they are summed over the others.
+On the CPU the compiled core sweeps (``csrc/attention/mass.hpp``); elsewhere plain torch does, head by head.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,13 @@ from torch import Tensor
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import full_precision, is_concrete, is_wrapped
-from exptilt.tilting.arguments import explain_keywords, prepare
-from exptilt.tilting.key_side import score_rows, weights_of
-from exptilt.tilting.problem import per_query_head, wide_dtype
+from exptilt.tilting.arguments import Call, explain_keywords, prepare
+from exptilt.tilting.backends import cpu
+from exptilt.tilting.derivatives import identities
+from exptilt.tilting.key_side import score_rows, sink_weight, swept, weight_rows, weights_of
+from exptilt.tilting.problem import RowStatistics, per_query_head, wide_dtype
+
+HEAVY = 7 / 8  # up to this weight of one key, o − p v and 1 − p lose at most three bits
 
 
 class LeaveOneOut(NamedTuple):
@@ -105,6 +109,10 @@ def leave_one_out(
     total, largest, log_normalizer, alone = v.new_zeros(4, *full[:-2], v.shape[-2])
     if v.device.type == "meta":
         return LeaveOneOut(total, largest, log_normalizer, alone.long())
+    if swept(call):
+        found = _swept(call, g)
+        _check(caller, query, key, found)
+        return found
     with full_precision(v.device):
         middle = v.mean(-2, keepdim=True)
         v = v - middle  # about their mean: differences of norms lose fewer digits
@@ -125,13 +133,64 @@ def leave_one_out(
             seen.copy_(torch.maximum(seen, change.amax(0)))
             log_normalizer[index][keys] += lost
             alone[index][keys] += only
-    if bool((total + log_normalizer).isnan().any()):
+    found = LeaveOneOut(total, largest, log_normalizer, alone.long())
+    _check(caller, query, key, found)
+    return found
+
+
+def _check(caller: str, query: Tensor, key: Tensor, found: LeaveOneOut) -> None:
+    """Raise if a result is NaN, and say why."""
+    if bool((found.total + found.log_normalizer).isnan().any()):
         checks.finite(caller, query=query, key=key)
         raise ArgumentError(
             f"{caller}: a result is NaN, though queries and keys are finite. Look for NaN or +inf in bias, "
             "log_weight, sink or direction, or scores that overflow."
         )
-    return LeaveOneOut(total, largest, log_normalizer, alone.long())
+
+
+def _swept(call: Call, g: Tensor | None) -> LeaveOneOut:
+    """The record by the compiled sweeps: all keys but those that have most of a query's weight at once.
+
+    Those need the output and G over the others: a second forward sweep, which leaves them out.
+    """
+    t, rule = call.inputs, call.settings.rule
+    middle = t.value.to(wide_dtype(t.query.dtype)).mean(-2, keepdim=True)
+    t = t._replace(value=t.value.to(middle.dtype) - middle)  # differences of norms lose fewer digits
+    middle = per_query_head(middle, t.query.shape[-3], -3)
+
+    def forward(skip: Tensor | None) -> tuple[Tensor, RowStatistics, Tensor, Tensor, Tensor]:
+        """Output about the middle, lines, shift, rows of weights, and the place of the heaviest key."""
+        output, stacked, best, *_ = cpu.forward(t._replace(sink=None), rule, skip=skip)
+        lines = RowStatistics(*stacked.unbind())
+        shift, rows = identities.shift_of(lines), None
+        if t.sink is not None:
+            output, lines, shift = identities.join_sink(output, lines, t.sink)
+            rows = weight_rows(shift, lines.weight)
+            output = output - sink_weight(rows, t.sink).unsqueeze(-1) * middle
+        return output, lines, shift, weight_rows(shift, lines.weight) if rows is None else rows, best
+
+    output, lines, shift, rows, best = forward(None)
+    most = (lines.maximum - rows[0]).exp() * rows[1]
+    heavy = most > HEAVY
+    skip = torch.where(heavy, best, -1)
+    own = (output.square() if g is None else g * output).sum(-1)
+    vectors = output if g is None else g
+    total, largest, lost = cpu.worth(t, rule, vectors, torch.cat([rows, own.unsqueeze(0)]), g is None, skip)
+    alone = torch.zeros_like(total, dtype=torch.int64)
+    if bool(heavy.any()):
+        rest, others, other_shift, *_ = forward(skip)
+        only = heavy & (others.weight == 0)
+        rest = torch.where(only.unsqueeze(-1), -middle, rest)
+        at = skip.clamp(min=0)
+        v = per_query_head(t.value, t.query.shape[-3], -3).expand(*total.shape, -1)
+        moved = most.unsqueeze(-1) * (rest - v.gather(-2, at.unsqueeze(-1).expand_as(rest)))
+        change = torch.where(heavy, moved.norm(dim=-1) if g is None else (g * moved).sum(-1), 0.0)
+        less = (other_shift - shift) + (others.weight / lines.weight).log()
+        total.scatter_add_(-1, at, change)
+        largest.scatter_reduce_(-1, at, change.abs(), "amax")
+        lost.scatter_add_(-1, at, torch.where(heavy & ~only, less, 0.0))
+        alone.scatter_add_(-1, at, only.long())
+    return LeaveOneOut(total, largest, lost, alone)
 
 
 def _without_each(s: Tensor, K: int, v: Tensor, nothing: Tensor, g: Tensor | None) -> tuple[Tensor, ...]:

@@ -10,8 +10,9 @@ from torch.nn.functional import one_hot, pad
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import full_precision, is_concrete
+from exptilt._support.transforms import full_precision, is_concrete, is_wrapped
 from exptilt.tilting.arguments import Call
+from exptilt.tilting.backends import cpu, dispatch
 from exptilt.tilting.divergences import Side
 from exptilt.tilting.problem import Inputs, wide_dtype
 
@@ -56,16 +57,39 @@ def _head(x: Tensor, index: tuple[int, ...], heads: int) -> Tensor:
     return x[(*at, head * x.shape[len(batch)] // heads)][None]
 
 
+def swept(call: Call) -> bool:
+    """Whether the compiled sweeps of the keys' side can run on the tensors of a call."""
+    t = call.inputs
+    some = min(t.query.shape[-2], t.key.shape[-2], t.query.shape[-1]) > 0
+    plain = dispatch.all_plain(t) and not any(is_wrapped(x) for x in t if x is not None)
+    return some and plain and call.settings.backend == "cpu" and t.query.device.type == "cpu"
+
+
+def weight_rows(shift: Tensor, weight: Tensor) -> Tensor:
+    """Rows that make weights of scores, as sweeps read them: shift, 1 / weight; 0 if no key is seen."""
+    seen = weight != 0
+    inverse = 1 / torch.where(seen, weight, 1.0)
+    return torch.where(seen, torch.stack([shift, inverse]), 0.0)
+
+
 @torch.no_grad()
-def top_keys(call: Call, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def top_keys(
+    call: Call, count: int, parts: tuple[Tensor, ...] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Places and weights (..., Hq, Q, k) of the heaviest keys of each query, and the weight left.
 
-    Places of keys that a query does not see are −1, with weight 0. The sink's weight is left over.
+    Places of keys that a query does not see are −1, with weight 0. The sink's weight is left over. `parts`
+    are those of the result of the call, if they are known.
     """
     K = call.inputs.key.shape[-2]
     checks.whole("attend", "top", count)
     if count > K:
         raise ArgumentError(f"attend: top is {count}, there are {K} keys. Pass at most as many.")
+    if parts is not None and swept(call):
+        shift, weight, _ = (x.detach() for x in parts)
+        rows, sink = weight_rows(shift, weight), call.inputs.sink
+        places, weight, rest = cpu.heaviest(call.inputs, call.settings.rule, rows, count)
+        return places, weight, rest if sink is None else rest + sink_weight(rows, sink)
     shape = call.inputs.query.shape[:-1]
     found: list[list[Tensor]] = []
     with full_precision(call.inputs.query.device):
@@ -82,6 +106,11 @@ def top_keys(call: Call, count: int) -> tuple[Tensor, Tensor, Tensor]:
     found = found or [[empty.long(), empty, empty[:, 0]]]
     places, weight, rest = (torch.cat(x) for x in zip(*found, strict=True))
     return places.reshape(*shape, count), weight.reshape(*shape, count), rest.reshape(shape)
+
+
+def sink_weight(rows: Tensor, sink: Tensor) -> Tensor:
+    """The sink's share (..., Hq, Q) of the weight, from the rows of `weight_rows`."""
+    return torch.exp(sink.detach().unsqueeze(-1) - rows[0]) * rows[1]
 
 
 def segment_values(segments: Any, key: Tensor) -> Tensor:

@@ -46,12 +46,47 @@ def test_masses(name):
     np.testing.assert_allclose(unit["head:delimiter_mass_baseline"], wanted, rtol=1e-6)
     outcomes = (weights > 0).sum(-1)[:, 0] + (name == "gpt_oss")  # a sink is a choice
     many = (outcomes > 1) & (outcomes >= outcomes.max(-1, keepdim=True).values / 2)
-    near = (weights * ((q - k).abs() <= 8)).sum(-1)
-    wanted = np.stack([np.median(x[:, use], -1) for x, use in zip(near, many, strict=True)])
-    np.testing.assert_allclose(unit["head:near_mass"], wanted, rtol=1e-4)
     many &= weights[:, 0, :, 0] > 0
     wanted = np.stack([np.median(x[:, use, 0], -1) for x, use in zip(weights, many, strict=True)])
     np.testing.assert_allclose(unit["head:first_token_mass"], wanted, rtol=2e-4)
+
+
+def shares(weights, causal):
+    """`first_token_share` and `near_share` with even attention's, of weights (head, n, n), written out."""
+    n = weights.shape[-1]
+    q, k = np.arange(n)[:, None], np.arange(n)
+    seen = (k <= q) if causal else np.ones((n, n), bool)
+    around = seen & (abs(q - k) <= 16)
+    full = around.sum(1) == around.sum(1).max()
+    keys = (around | (seen & ((k == 0) | (k == n - 1))))[full]
+    found = {}
+    for name, some in (("first_token_share", k + 0 * q == 0), ("near_share", abs(q - k) <= 4)):
+        some = some[full] & keys
+        known = some.any(1) & (some.sum(1) < keys.sum(1))
+        of_all = [(p * some).sum(-1) / (p * keys).sum(-1) for p in (weights[:, full], 1.0 * keys[None])]
+        found[name], found[f"{name}_baseline"] = (
+            np.broadcast_to(np.median(x[:, known], -1), len(weights)) for x in of_all
+        )
+    return found
+
+
+@pytest.mark.parametrize(("name", "n"), [("gpt2", 12), ("gpt2", 30), ("bert", 12), ("bert", 30)])
+def test_shares(name, n):
+    model = models.make(name)
+    ids = torch.randint(3, 61, (n,), generator=torch.Generator().manual_seed(n))
+    unit = measure_unit(model, Chunk(ids, 0), Options())
+    with torch.no_grad():
+        weights = torch.stack(model(ids[None], output_attentions=True).attentions)[:, 0].double().numpy()
+    for layer, w in enumerate(weights):
+        for measure, wanted in shares(w, name == "gpt2").items():
+            np.testing.assert_allclose(unit[f"head:{measure}"][layer], wanted, rtol=2e-4, err_msg=measure)
+
+
+def test_shares_of_a_window_of_near_tokens_only():
+    query, key = torch.randn(2, 1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
+    options = {"scale": 1.0, "causal": True, "window": 4}
+    found = text_statistics(query, key, options, attend(query, key, key, **options)).by_name
+    assert found["near_share"].isnan().all()  # it sees nothing else: that makes no head local
 
 
 def test_the_size_of_a_write_is_taken_token_by_token():
@@ -67,22 +102,39 @@ def test_the_size_of_a_write_is_taken_token_by_token():
     np.testing.assert_allclose(write_size(lone, hidden), [0.1], rtol=1e-5)
 
 
-def test_first_and_near_do_not_depend_on_how_a_text_is_cut():
-    # A head of queries that all give 0.6 to the first token, another that gives 0.8 to the token before and
-    # spreads the rest: by means and root mean squares both depended on the length.
-    found = []
-    for n in (48, 200):
-        key = torch.eye(n)[None, None].expand(1, 2, n, n)
-        p = torch.full((2, n, n), 1e-9)
-        p[0, :, 0], p[1, torch.arange(1, n), torch.arange(n - 1)] = 0.6, 0.8
-        rest = torch.where(p > 0.1, 0.0, 1.0).tril()
-        p = p + rest / rest.sum(-1, keepdim=True).clamp(min=1) * torch.tensor([0.4, 0.2])[:, None, None]
-        options = {"scale": 1.0, "causal": True}
-        query = p.log()[None]
-        found.append(text_statistics(query, key, options, attend(query, key, key, **options)).by_name)
-    for name, head, value in (("first_token_mass", 0, 0.6), ("near_mass", 1, 0.8)):
-        for numbers in found:
-            assert abs(float(numbers[name][head]) - value) < 0.05, name
+def synthetic(n, causal):
+    """Weights (4, n, n): 0.3 to the first token; half to the token before; even; half to the next seven."""
+    places = torch.arange(n)
+    s = torch.zeros(4, n, n)
+    s[0, :, 0] = float(np.log(30))  # as 30 of the others: by its mass it was a sink in a short text only
+    s[1, places[1:], places[:-1]] = float(np.log(60))
+    s[3] += 2.0 * ((places[:, None] - places).abs() <= 7)
+    key = torch.eye(n)[None, None].expand(1, 4, n, n)
+    options = {"scale": 1.0, "causal": causal}
+    query = s[None]
+    return text_statistics(query, key, options, attend(query, key, key, **options)).by_name
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_first_and_near_do_not_depend_on_how_a_text_is_cut(causal):
+    short, middle, long = (synthetic(n, causal) for n in (40, 128, 400))
+    for name in ("first_token_share", "near_share"):
+        for numbers in (middle, long):  # equal but for where the two ends are near
+            np.testing.assert_allclose(numbers[name], short[name], atol=0.01, err_msg=name)
+    assert (short["first_token_mass"][0] > 0.4) & (long["first_token_mass"][0] < 0.2)  # this one does
+
+    def members(numbers):
+        found = {}
+        for name in ("first_token_share", "near_share"):
+            value, even = (numbers[x][None].numpy() for x in (name, f"{name}_baseline"))
+            found[name] = HeadMeasure("", "", "", "", value, baseline=even)
+        return {name: kind.members[0].tolist() for name, kind in kinds(found).items()}
+
+    assert members(short) == members(middle) == members(long)
+    assert members(long) == {
+        "first token": [causal, False, False, False],
+        "local": [False, True, False, False],
+    }
 
 
 def test_repeated_tokens():
@@ -117,7 +169,7 @@ def test_a_head_is_of_a_kind_beyond_two_errors():
 
     heads = {
         "previous_mass": measure([0.9, 0.55, 0.2], [0.01, 0.03, np.nan]),
-        "near_mass": measure([0.99, 0.5, 0.3], None),
+        "near_share": measure([0.99, 0.5, 0.3], None),
         "delimiter_mass": dataclasses.replace(
             measure([0.99, 0.9, 0.7], None), baseline=np.array([[0.1, 0.9, 0.6]])
         ),

@@ -65,8 +65,14 @@ def test_masses_of_patches(seen):
         wanted = weights[..., there].mean(-1).mean(1)
         np.testing.assert_allclose(found.heads[name].value, wanted, rtol=1e-4)
     square = (row[:, None] - row) ** 2 + (column[:, None] - column) ** 2
-    near = (weights[..., 1:, 1:] * (square[1:, 1:] <= 4)).sum(-1)  # the class token has no place
-    np.testing.assert_allclose(found.heads["near_mass"].value, near.quantile(0.5, -1).mean(1), rtol=1e-4)
+    around = square <= 16
+    around[0] = around[:, 0] = False  # the class token has no place
+    full = around.sum(1) >= 0.75 * around.sum(1).max()
+    around[1:, [0, 100]] = True  # and beside them the ends
+    total, around_near = (weights * around).sum(-1), (weights * (around & (square <= 4))).sum(-1)
+    for name, part in (("near_share", around_near), ("first_token_share", weights[..., 0])):
+        share = (part / total)[..., full].quantile(0.5, -1).mean(1)
+        np.testing.assert_allclose(found.heads[name].value, share, rtol=1e-4)
     first = weights[..., 0].quantile(0.5, -1).mean(1)
     np.testing.assert_allclose(found.heads["first_token_mass"].value, first, rtol=1e-4)
     assert found.heads["delimiter_mass"].value is None
@@ -98,7 +104,7 @@ def test_what_is_said_of_pictures(seen):
     found, _ = seen
     assert found.text_facts == {"pictures": 3, "tokens": 303, "patches": "10 × 10"}
     assert any("the token before is the patch to the left" in note for note in found.notes)
-    assert found.kinds["local"].about == "looks mostly at patches at most 2 away"
+    assert found.kinds["local"].about.startswith("looks more at patches 1 or 2 away")
     again = xt.lens.Study.from_json(found.to_json())
     np.testing.assert_array_equal(again.picture.pixels, found.picture.pixels)
     assert again.to_json() == found.to_json()
@@ -171,7 +177,7 @@ def test_sounds(kind, tmp_path):
         assert found.picture.columns == len(found.strip_tokens) == 50
     assert found.picture.kind == "sound"
     assert found.picture.pixels.shape == (48, 336, 3)
-    assert "nearest tokens" in found.kinds["local"].about
+    assert "tokens on either side" in found.kinds["local"].about
 
 
 def test_what_cannot_be_read():

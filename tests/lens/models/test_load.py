@@ -224,7 +224,7 @@ def test_a_name_in_the_local_cache(tmp_path, tiny, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ArgumentError, match=r"has no model someone/tiny\. Pass --download"):
+    with pytest.raises(ArgumentError, match=r"has no model someone/tiny\. Pass download=True"):
         models.load_model("someone/tiny")
     folder = tmp_path / "models--someone--tiny"
     (folder / "refs").mkdir(parents=True)

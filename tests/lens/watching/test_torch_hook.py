@@ -397,3 +397,25 @@ def test_inputs_that_disagree_about_the_batch_are_refused():
         model(x)  # 12 items for the part, 3 for the model
     with refused, torch.no_grad(), xt.lens.watch(model, softmax=True):
         model(x[0, :4])  # 4 tokens of 16, or 4 texts of 16 tokens
+
+
+class Joint(nn.Module):
+    """Attention of its own tokens and of others together, as diffusion transformers have it."""
+
+    def forward(self, hidden_states, encoder_hidden_states):
+        x = torch.cat([encoder_hidden_states, hidden_states], 1).unflatten(-1, (2, -1)).transpose(1, 2)
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+class Across(nn.Module):
+    def forward(self, hidden_states, encoder_hidden_states):
+        q, k = (x.unflatten(-1, (2, -1)).transpose(1, 2) for x in (hidden_states, encoder_hidden_states))
+        return F.scaled_dot_product_attention(q, k, k)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(Joint, "self"), (Across, "cross")])
+def test_attention_of_two_sequences_together_is_not_cross_attention(make, kind):
+    model = make()
+    with xt.lens.watch(model) as seen:
+        model(torch.randn(1, 5, 8), encoder_hidden_states=torch.randn(1, 5, 8))
+    assert [call.kind for call in seen.record.calls] == [kind]

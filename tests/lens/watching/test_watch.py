@@ -221,3 +221,20 @@ def test_repr_is_short():
     with watching:
         run(model, models.inputs("gpt2", None)[0])
     assert f"{len(watching.record.calls)} attention calls" in repr(watching)
+
+
+def test_calls_that_are_summarised_together_are_what_they_are_by_themselves(monkeypatch):
+    model = models.make("gpt2")
+    batches = [torch.randint(3, 61, shape) for shape in ((2, 9), (2, 9), (1, 5))]
+    tables = []
+    for most in (1 << 20, 0):  # the second leaves none waiting
+        monkeypatch.setattr("exptilt.lens.watching.record._MOST_WAITING", most)
+        with torch.no_grad(), xt.lens.watch(model, key_mass=True) as seen:
+            for ids in batches:
+                padded = torch.ones_like(ids)
+                padded[0, :2] = 0
+                model(ids, attention_mask=padded)
+                model(ids)
+            assert len(seen.record._waiting) == (0 if not most else 6 * model.config.n_layer)
+        tables.append(np.stack([call.values[:, 0].double().numpy() for call in seen.record.calls]))
+    np.testing.assert_allclose(tables[0], tables[1], rtol=1e-6, atol=1e-7)

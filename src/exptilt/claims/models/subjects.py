@@ -109,8 +109,10 @@ def measure(
     ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
     with torch.no_grad():
         heads |= {key: _plain(value) for key, value in _of_weights(net).items()}
+        heads["mixed"] = _plain(_mixed(net, ids, seed))
         layers["tied_z"] = _plain(np.array(_tied(net)))
         values = {"vocabulary_sd": _vocabulary(net, ids, tokens)} | _forward_shares(net, ids)
+        values["mixed_drawn"] = float(np.median(_mixed(net, ids, seed, drawn=True)))
     return Profile(name, weights, heads, layers, values)
 
 
@@ -130,30 +132,42 @@ def over_training(model: str, seed: int, tokens: int = 2048) -> dict[int, tuple[
     return found
 
 
-@lru_cache(maxsize=4)
-def local_linear(model: str, weights: str, tokens: int, seed: int) -> np.ndarray:
-    """For each head what the 16 nearest others leave of a key in a local linear embedding, over what they
-    leave of Gaussian keys of the same mean and covariance. Keys are those before a rotation by place.
+def _mixed(
+    net: nn.Module, ids: Sequence[Tensor], seed: int, *, drawn: bool = False, tokens: int = 256
+) -> np.ndarray:
+    """What the 16 nearest others leave of a key in a local linear embedding, over what they leave of Gaussian
+    keys of the same mean and covariance, ``(layer, head)``. Keys are those before a rotation by place; with
+    `drawn` those of a W_k drawn anew, which reads the same hidden states.
     """
-    keys: list[Tensor] = []
-    with models.quiet(), torch.no_grad():
-        net, tokenizer, texts = _load(model, weights, seed)
-        for module in net.modules():
-            if (got := _attention(module)) is not None:
+    seen: list[list[Tensor]] = []
+    hooks, generator = [], torch.Generator().manual_seed(seed)
+    for module in net.modules():
+        if (got := _attention(module)) is not None:
+            W = got[1]
+            if drawn:
+                W = torch.randn(W.shape, dtype=W.dtype, generator=generator)
 
-                def note(_: Any, given: Any, named: Any, K: Tensor = got[1]) -> None:
-                    x = (given[0] if given else named["hidden_states"])[0].double()
-                    keys.extend(x @ K)
+            def note(_: Any, given: Any, named: Any, K: Tensor = W) -> None:
+                x = (given[0] if given else named["hidden_states"])[0].double()
+                seen[-1].append(x @ K)
 
-                module.register_forward_pre_hook(note, with_kwargs=True)
-        net(torch.tensor(tokenizer(texts[0])["input_ids"][: min(tokens, 256)])[None])
-    generator = torch.Generator().manual_seed(seed)
-    ratios = []
-    for x in keys:
-        centred = x - x.mean(0)
+            hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
+    left = tokens
+    for text in ids:
+        if left > 0:
+            seen.append([])
+            net(text[:left][None])
+            left -= len(text)
+    for hook in hooks:
+        hook.remove()
+    generator.manual_seed(seed)
+
+    def ratio(x: Tensor) -> float:
         mixing = torch.randn(len(x), len(x), dtype=x.dtype, generator=generator) / len(x) ** 0.5
-        ratios.append(_left_by_neighbours(x) / _left_by_neighbours(mixing @ centred))
-    return np.array(ratios)
+        return _left_by_neighbours(x) / _left_by_neighbours(mixing @ (x - x.mean(0)))
+
+    layers = [torch.cat(parts, 1) for parts in zip(*seen, strict=True)]
+    return np.array([[ratio(x) for x in layer] for layer in layers])
 
 
 def _left_by_neighbours(x: Tensor, count: int = 16) -> float:
@@ -210,8 +224,8 @@ def _load(model: str, weights: str, seed: int) -> tuple[nn.Module, Any, list[str
         step = int(weights) if weights.isdigit() else CHECKPOINTS[-1]
         try:
             loaded = models.load_model(series.get(step, model))
-        except ArgumentError as problem:  # that option is of `exptilt report`
-            raise ArgumentError(str(problem).replace(" Pass --download to fetch it.", "")) from None
+        except ArgumentError as problem:  # that is an argument of `load_model` alone
+            raise ArgumentError(str(problem).replace(" Pass download=True to fetch it.", "")) from None
         net, tokenizer = loaded.model, loaded.tokenizer
     if weights == "random":
         torch.manual_seed(seed)

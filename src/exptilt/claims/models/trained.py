@@ -234,7 +234,7 @@ def _over(rises: Sequence[float], rivals: Sequence[float]) -> float:
 
 @claim(
     "F4",
-    "How well does a model do without its weights?",
+    "Does a language model need its weights?",
     r"\text{loss}(\text{without some of } \{W_qW_k,\ W_vW_o,\ \text{MLP}\})-\text{loss}(\text{full})",
     f"{APPENDIX} (“otherwise we might expect our language models to perform fairly well without any "
     "weights”)",
@@ -285,7 +285,7 @@ def ablation(seed: int, *, full: Full = 0) -> Findings:
 
 @claim(
     "F5",
-    "Which weights are easier to train or less sensitive?",
+    "Are query and key weights less sensitive, or easier to train?",
     r"\text{loss}\big(W+\epsilon\|W\|Z/\|Z\|\big)-\text{loss}(W),\qquad \text{loss}(W\text{ left as drawn})",
     f"{APPENDIX} (“some weights may be less sensitive or at least easier to train than others”)",
     question=True,

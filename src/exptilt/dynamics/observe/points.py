@@ -7,7 +7,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 
 
-def check_points(name: str, points: Tensor) -> None:
+def check_points(caller: str, points: Tensor, name: str = "points") -> None:
     """Raise unless points are a floating tensor ``(..., N, D)`` with N ≥ 1, D ≥ 1 and finite entries.
 
     Within `torch.func` and `torch.compile` the entries are not checked.
@@ -16,12 +16,12 @@ def check_points(name: str, points: Tensor) -> None:
     if not given or not points.is_floating_point() or points.ndim < 2 or 0 in points.shape:
         got = f"{tuple(points.shape)} {points.dtype}" if given else type(points).__name__
         raise ArgumentError(
-            f"{name}: points must be a floating tensor (..., N, D) with at least one point; got {got}."
+            f"{caller}: {name} must be a floating tensor (..., N, D) with at least one point; got {got}."
         )
     if is_concrete(points) and not bool((good := points.isfinite().all(-1)).all()):
         index = tuple((~good).nonzero()[0].tolist())
         raise ArgumentError(
-            f"{name}: the point at index {index} holds NaN or infinity: {points[index].tolist()}. "
+            f"{caller}: {name}{list(index)} holds NaN or infinity: {points[index].tolist()}. "
             "Pass finite points."
         )
 

@@ -41,7 +41,6 @@ class DiagonalGaussian(ExponentialFamily):
     _positive = ("variance",)
     _twin = (distributions.Normal, {"mean_vector": "loc", "variance": "scale"})
     _squares = ("variance",)
-    _labels: ClassVar = {"mean_vector": "mean"}
     _statistic_size = staticmethod(lambda d: 2 * d)
 
     @property

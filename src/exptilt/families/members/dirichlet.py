@@ -14,7 +14,7 @@ from torch import Tensor, distributions
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
-from exptilt.families.numerics.deviance import gamma_kl, not_negative
+from exptilt.families.numerics.deviance import gamma_kl, gamma_log_density, not_negative
 from exptilt.families.numerics.draws import LOG, log_standard_gamma, shares
 from exptilt.families.numerics.gamma_functions import (
     dirichlet_mean,
@@ -127,8 +127,15 @@ class Dirichlet(ExponentialFamily):
     def _from_inner(self, y: Tensor) -> Tensor:
         return y.exp().clamp_min(torch.finfo(self.dtype).tiny)
 
+    def _log_prob(self, x: Tensor) -> Tensor:
+        return self._log_prob_inner(x.log())
+
     def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return dot(y, self.natural_parameter) - self._log_partition()
+        """Log-density at e^y: that of independent gammas at τe^y minus that of their sum at τ = Σα."""
+        total = self.concentration.sum(-1, keepdim=True)
+        log_total = total.log()
+        each = gamma_log_density(self.concentration, total * y.exp(), log_total + y) - y
+        return each.sum(-1) - gamma_log_density(total, total, log_total).squeeze(-1)
 
     def _support(self, x: Tensor) -> Tensor:
         on: Tensor = (x > 0).all(-1) & ((x.sum(-1) - 1).abs() <= torch.finfo(x.dtype).eps ** 0.5)

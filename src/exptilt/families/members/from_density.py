@@ -11,9 +11,8 @@ v_i = 1 / (n q(x_i)). Either way the measure becomes weighted points, and tiltin
 method. For quadrature it is the larger of the changes of G when every second node is left out and when finer
 nodes are added, plus the mass beyond the last node of each axis, extrapolated from the last two nodes. It is
 infinite, that is unknown, if the integrand does not fall there, if fewer than three nodes hold the mass, or
-if finer nodes change G much more than leaving nodes out does: a peak that the nodes miss. A peak much
-narrower than the distance of the finer nodes is invisible to any rule; pass `center` and `scale`, or bounds
-around it.
+if finer nodes change G much more than leaving nodes out does: a peak that the nodes miss. A peak that even
+the finer nodes miss is invisible to any rule.
 """
 
 import dataclasses
@@ -121,6 +120,10 @@ class FromDensity(Points):
         dtype: torch.dtype = torch.float64,
     ) -> Self:
         """The measure by the double-exponential rule in one or two dimensions.
+
+        A peak narrower than about a ten-thousandth of `scale` (a hundredth in two dimensions) may lie between
+        all nodes that are looked at. Then G lacks its mass, and no error estimate can tell: if there may be
+        such a peak, pass its place and width as `center` and `scale`, or bounds around it.
 
         Args:
             log_density: ``(..., D)`` to ``(...)``.
@@ -234,13 +237,14 @@ class FromDensity(Points):
         return make(Empirical, points=self.points, log_weight=self.log_weight)
 
     def log_normalizer_error(self, eta: Tensor) -> Tensor:
-        """Estimated error of `log_normalizer`.
+        """Estimated error of `log_normalizer`, blind to peaks that all nodes miss (see `quadrature`).
 
         Args:
             eta: ``(..., D)``.
 
         Returns:
-            ``(...)``, infinite where the integral may diverge or too few nodes hold the mass.
+            ``(...)``, infinite where the integral may diverge, too few nodes hold the mass, or finer nodes
+            show a peak that these miss.
         """
         eta = self._checked(eta, "eta")
         score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight

@@ -17,15 +17,10 @@ from exptilt._support.checks import entries
 from exptilt._support.linalg import total
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
-from exptilt.families.numerics.deviance import deviance, gamma_kl
+from exptilt.families.numerics.deviance import gamma_kl, gamma_log_density
 from exptilt.families.numerics.distribution_functions import by_scipy, incomplete_gamma
 from exptilt.families.numerics.draws import LOG, log_standard_gamma, standard_gamma
-from exptilt.families.numerics.gamma_functions import (
-    HALF_LOG_2PI,
-    gamma_entropy,
-    invert_digamma_gap,
-    remainder,
-)
+from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_digamma_gap
 from exptilt.families.numerics.hull import box_excess
 
 
@@ -95,10 +90,8 @@ class Gamma(ExponentialFamily):
         return self._log_density(x, x.log())
 
     def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
-        """Log-density as −D(a, bx) − log x + ½ log a/2π − R(a), without cancellation near the mean."""
-        a, log_a = self.shape, self.shape.log()
-        away = deviance(a, self.rate * x - a, log_x + (self.rate.log() - log_a))
-        return (log_a / 2 - HALF_LOG_2PI - remainder(a) - away - log_x).sum(-1)
+        value = gamma_log_density(self.shape, self.rate * x, log_x + self.rate.log())
+        return (value - log_x).sum(-1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)

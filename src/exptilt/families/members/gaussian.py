@@ -63,7 +63,6 @@ class Gaussian(ExponentialFamily):
     _reach = (-math.inf, math.inf, None)
     _differentiable_draws = True
     _tilts_everywhere = True
-    _labels: ClassVar = {"mean_vector": "mean", "covariance_matrix": "covariance"}
     _twin = (
         distributions.MultivariateNormal,
         {"mean_vector": "loc", "covariance_matrix": "covariance_matrix"},

@@ -45,20 +45,16 @@ class GaussianMixture(AnyMixture):
     def __post_init__(self) -> None:
         if isinstance(self.covariance_matrix, Tensor) and self.covariance_matrix.ndim == 2:
             object.__setattr__(self, "covariance_matrix", self.covariance_matrix.unsqueeze(0))
-        fields = {
-            "log_weight": (self.log_weight, 1),
-            "mean": (self.mean_vector, 2),
-            "covariance": (self.covariance_matrix, 3),
-        }
+        fields = {name: (getattr(self, name), event) for name, event in self.event_dims.items()}
         check_tensors("GaussianMixture", fields)
         count, dimension = self.mean_vector.shape[-2:]
         good = self.log_weight.shape[-1] == count and self.covariance_matrix.shape[-3] in (1, count)
         if not good or self.covariance_matrix.shape[-2:] != (dimension, dimension):
             got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, (tensor, _) in fields.items())
-            wanted = "log_weight (..., K), mean (..., K, D), covariance (..., K, D, D) or one (D, D) for all"
+            wanted = "log_weight (..., K), mean_vector (..., K, D) and covariance_matrix (..., K, D, D)"
             raise ArgumentError(f"GaussianMixture: pass {wanted}; got {got}.")
-        finite("GaussianMixture", mean=self.mean_vector)
-        check_covariance(self.covariance_matrix, "covariance")
+        finite("GaussianMixture", mean_vector=self.mean_vector)
+        check_covariance(self.covariance_matrix, "GaussianMixture: covariance_matrix")
         check_log_weight("GaussianMixture", self.log_weight)
 
     @property

@@ -28,7 +28,14 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.family import joined
 from exptilt.families.measure import make
-from exptilt.families.members.wishart import WithDegrees, bartlett, lifted, wishart_entropy, wishart_kl
+from exptilt.families.members.wishart import (
+    WithDegrees,
+    bartlett,
+    bartlett_log_density,
+    lifted,
+    wishart_entropy,
+    wishart_kl,
+)
 from exptilt.families.numerics.gamma_functions import invert_multivariate_gap
 
 
@@ -102,11 +109,12 @@ class InverseWishart(WithDegrees):
         return self._log_density(factorize(x))
 
     def _log_density(self, factor: Tensor) -> Tensor:
-        """Log-density of X, from its Cholesky factor."""
-        half = torch.linalg.solve_triangular(factor, factorize(self.scale), upper=False)
-        log_size = (self.degrees + self.size + 1) * log_determinant(factor)
-        value: Tensor = -((half**2).sum((-2, -1)) + log_size) / 2 - self._log_partition()
-        return value
+        """Log-density of X = FF': with Ψ = LL' and B = F⁻¹L, L'X⁻¹L = B'B ~ Wishart(ν, I)."""
+        scale = factorize(self.scale)
+        half = torch.linalg.solve_triangular(factor, scale, upper=False).mT.flip(-1, -2)
+        log_half = half.diagonal(dim1=-2, dim2=-1).log()
+        volume = (self.size + 1) * (log_determinant(scale) / 2 - log_determinant(factor))
+        return bartlett_log_density(self.degrees, half, log_half) + volume
 
     def _support(self, x: Tensor) -> Tensor:
         return symmetric(x) & positive_definite(x)

@@ -148,6 +148,8 @@ class AnyMixture(Measure):
         Returns:
             An `Estimate` of shape ``(...)``, in nats.
         """
+        if self.dtype != torch.float64:  # in float32 densities of draws may be off by more than their mean
+            return self.to(torch.float64).entropy(samples, generator=generator).to(self.dtype)
         lower, upper = mixture_bounds.entropy_bounds(self.log_probability, self.components)
         if samples_wanted("entropy", samples) == 0:
             return Estimate.bounded(lower, upper)

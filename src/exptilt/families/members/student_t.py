@@ -62,7 +62,7 @@ class StudentT(Fields, Law):
         if tuple(self.scale.shape[-2:]) != (self.dimension,) * 2:
             got = f"{tuple(self.location.shape)} and {tuple(self.scale.shape)}"
             raise ArgumentError(f"StudentT: location must be (..., D) and scale (..., D, D); got {got}.")
-        check_covariance(self.scale, "scale")
+        check_covariance(self.scale, "StudentT: scale")
         positive("StudentT", degrees=self.degrees)
         finite("StudentT", location=self.location)
 

@@ -30,7 +30,7 @@ from exptilt._support.linalg import (
 )
 from exptilt.families.family import ExponentialFamily, joined
 from exptilt.families.measure import make
-from exptilt.families.numerics.deviance import deviance, gamma_kl
+from exptilt.families.numerics.deviance import deviance, gamma_kl, gamma_log_density
 from exptilt.families.numerics.draws import log_standard_gamma, standard_normal
 from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_multivariate_gap
 
@@ -90,6 +90,22 @@ def wishart_entropy(degrees: Tensor, factor: Tensor) -> Tensor:
     each = gamma_entropy(a) + (size - 1 - index) / 2 * torch.digamma(a)
     constant = size * (size + 1) / 2 * math.log(2) + size * (size - 1) / 4 * math.log(math.pi * math.e)
     return (size + 1) / 2 * log_determinant(factor) + each.sum(-1) + constant
+
+
+def bartlett_log_density(degrees: Tensor, triangle: Tensor, log_diagonal: Tensor) -> Tensor:
+    r"""Log-density of Wishart(ν, I) at AA', from the lower triangular A and the logarithm of its diagonal.
+
+    With a_i = (ν − i)/2 and γ the log-density of Gamma(a_i, 1), so that no multiple of ν cancels:
+
+        Σ_i [γ(A_ii²/2) + (i + 1 − D) log A_ii] − ½ Σ_{i>j} A_ij² − D log 2 − D(D−1)/4 log 2π
+    """
+    size = triangle.shape[-1]
+    index = torch.arange(size, dtype=degrees.dtype, device=degrees.device)
+    a, x = (degrees.unsqueeze(-1) - index) / 2, triangle.diagonal(dim1=-2, dim2=-1) ** 2 / 2
+    each = gamma_log_density(a, x, 2 * log_diagonal - math.log(2)) + (index - 1 - size) * log_diagonal
+    constant = size * (size - 1) / 4 * math.log(2 * math.pi)
+    value: Tensor = each.sum(-1) - (triangle.tril(-1) ** 2).sum((-2, -1)) / 2 - constant
+    return value
 
 
 class WithDegrees(ExponentialFamily):
@@ -210,12 +226,17 @@ class Wishart(WithDegrees):
     def _from_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
         return lifted(y[0] @ y[0].mT)
 
+    def _log_prob(self, x: Tensor) -> Tensor:
+        factor = factorize(x)
+        return self._log_prob_inner((factor, factor.diagonal(dim1=-2, dim2=-1).log()))
+
     def _log_prob_inner(self, y: tuple[Tensor, Tensor]) -> Tensor:
         factor, log_diagonal = y
-        white = torch.linalg.solve_triangular(factorize(self.scale), factor, upper=False)
-        volume = (self.degrees - self.size - 1) * log_diagonal.sum(-1)
-        value: Tensor = volume - (white**2).sum((-2, -1)) / 2 - self._log_partition()
-        return value
+        scale = factorize(self.scale)
+        white = torch.linalg.solve_triangular(scale, factor, upper=False)
+        log_white = log_diagonal - scale.diagonal(dim1=-2, dim2=-1).log()
+        volume = (self.size + 1) / 2 * log_determinant(scale)
+        return bartlett_log_density(self.degrees, white, log_white) - volume
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         """νV and, for each entry, ν (V_ij² + V_ii V_jj)."""

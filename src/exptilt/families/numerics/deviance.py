@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from exptilt._support.transforms import is_concrete
-from exptilt.families.numerics.gamma_functions import horner, remainder, remainder_slope, trigamma_gap
+from exptilt.families.numerics.gamma_functions import (
+    HALF_LOG_2PI,
+    horner,
+    remainder,
+    remainder_slope,
+    trigamma_gap,
+)
 
 _NEAR = 0.2  # largest |d| for the series, nine terms of which are right to 1e-17
 _LEAST_CHANGE = 0.99  # largest 1 − ρ for which ρ − 1 is used; above it ρ = e^{log ρ} is more accurate
@@ -64,6 +70,12 @@ def log_excess(a: Tensor, b: Tensor) -> Tensor:
     """r − 1 − log r for r = a/b, entry by entry."""
     gap = (a - b) / b
     return deviance(torch.ones_like(gap), gap, a.log() - b.log())
+
+
+def gamma_log_density(a: Tensor, x: Tensor, log_x: Tensor) -> Tensor:
+    """x times the density of Gamma(a, 1) at x, in logs: −D(a, x) + ½ log a/2π − R(a)."""
+    log_a = a.log()
+    return log_a / 2 - HALF_LOG_2PI - remainder(a) - deviance(a, x - a, log_x - log_a)
 
 
 def gamma_kl(a: Tensor, b: Tensor, change: Tensor, log_rate: Tensor) -> Tensor:

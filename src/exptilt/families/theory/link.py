@@ -45,7 +45,9 @@ def link(family: type[ExponentialFamily] | Measure) -> Callable[[Tensor], Tensor
         kind = family
         if issubclass(kind, KnownParameter) and not kind._mean_says_known:
             wanted = f"pass a member of {kind.__name__}, which holds its {kind.known_field}"
-            raise ArgumentError(f"link: means alone do not say the {kind.known_field}; {wanted}.")
+            raise ArgumentError(
+                f"link: family needs its {kind.known_field}, which means do not say; {wanted}."
+            )
         return lambda mean: kind.from_mean(mean).or_raise().natural_parameter
     if isinstance(family, Measure):
         return lambda mean: family.natural(mean).or_raise()
@@ -112,13 +114,14 @@ def fit_linear_link(samples: ExponentialFamily | tuple[Tensor, Tensor]) -> Linea
             f"fit_linear_link: samples is a {type(samples).__name__}. "
             "Pass a batch of members of a family, or (means, natural parameters)."
         )
-    for name, x in (("mean", mean), ("natural", natural)):
+    both = {"samples[0]": mean, "samples[1]": natural}
+    for name, x in both.items():
         floating("fit_linear_link", name, x, axes=2, shape="(N, D)")
-    alike("fit_linear_link", mean=mean, natural=natural)
-    finite("fit_linear_link", mean=mean, natural=natural)
+    alike("fit_linear_link", **both)
+    finite("fit_linear_link", **both)
     if mean.shape != natural.shape or mean.ndim != 2 or len(mean) < 2:
         got = f"means {tuple(mean.shape)}, natural parameters {tuple(natural.shape)}"
-        raise ArgumentError(f"fit_linear_link: got {got}. Pass at least two samples, (N, D) each.")
+        raise ArgumentError(f"fit_linear_link: samples are {got}. Pass at least two, (N, D) each.")
     x, y = (part.detach().double() - part.detach().double().mean(0) for part in (mean, natural))
     total = float(y.square().sum())
     if total == 0:

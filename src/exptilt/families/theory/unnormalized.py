@@ -69,6 +69,6 @@ def exponential_bregman(h: Measure, a: Tensor, b: Tensor) -> Tensor:
     Returns:
         ``(...)``, at least 0.
     """
-    log_a, log_b = h.log_normalizer(a), h.log_normalizer(b)
+    divergence, log_a, log_b = h.bregman(a, b), h.log_normalizer(a), h.log_normalizer(b)
     mass, ratio = log_b.exp(), log_a - log_b
-    return mass * (h.bregman(a, b) + deviance(torch.ones_like(ratio), torch.expm1(ratio), ratio))
+    return mass * (divergence + deviance(torch.ones_like(ratio), torch.expm1(ratio), ratio))

@@ -4,12 +4,15 @@ On one text, from p_ij = e^{s_ij − G_i} at one key for each query, so O(n):
 
     previous_mass    mean of p_{i,i−1}          next_mass        mean of p_{i,i+1}
     delimiter_mass   share of the attention that all keys draw that goes to delimiters after the first key
-    first_token_mass, near_mass                 medians over queries, see `heads.statistics`
+    first_token_share, near_share               medians over queries, see `heads.statistics`
 
 On n random tokens, followed by the same n again in the same order:
 
     duplicate_mass   mean of p_{i,i−n}, on the first occurrence of the same token
     induction_mass   mean of p_{i,i−n+1}, on the token after that occurrence, which is the one to come next
+
+The shares are measured on pieces of a text that are as long whatever the chunks of a study, so that kinds do
+not depend on how texts were cut.
 
 A kind is a threshold on one of these. A head is of the kind if it is beyond the threshold by two standard
 errors (by the value alone where the error is not known), so a head may be of several kinds, or of none. Where
@@ -43,9 +46,9 @@ class Rule(NamedTuple):
 RULES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the token before"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the token after"),
-    "first token": Rule("first_token_mass", 0.5, True, "looks mostly at the first token"),
+    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at 32 around"),
     "delimiter": Rule("delimiter_mass", 0.5, True, "looks mostly at blanks, line ends and punctuation"),
-    "local": Rule("near_mass", 0.5, True, "looks mostly at the 8 nearest tokens on either side"),
+    "local": Rule("near_share", 0.5, True, "looks more at the 4 tokens on either side than at the next 12"),
     "duplicate": Rule("duplicate_mass", 0.3, True, "looks from a repeated token at where it stood first"),
     "induction": Rule("induction_mass", 0.3, True, "looks from a repeated token at what came after it"),
     "diffuse": Rule("relative_entropy", 0.9, True, "looks almost evenly at all that it sees"),
@@ -55,7 +58,8 @@ RULES = {
 PICTURES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the patch to the left"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the patch to the right"),
-    "local": Rule("near_mass", 0.5, True, "looks mostly at patches at most 2 away"),
+    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at near patches"),
+    "local": Rule("near_share", 0.5, True, "looks more at patches 1 or 2 away than at those 3 or 4 away"),
 }
 
 

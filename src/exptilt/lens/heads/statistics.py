@@ -12,7 +12,8 @@ Over the queries i of a head that count (real ones that see a key):
 and of one text, in a study, also
 
     first_token_mass              median of p_i1 over the queries that see the first key and many others
-    near_mass                     median over queries that see many keys of their attention within 8 tokens
+    first_token_share             median of p_i1 over what i gives to keys within 16 and at both ends
+    near_share                    the same of what i gives to keys within 4
     log_normalizer_variation      standard deviation of G_i − log Σ_j h_ij, h the keys' weights (1, or e^bias)
     normalizer_cv                 standard deviation over mean of Z_i / Σ_j h_ij, Z = e^G (THEORY A15)
 
@@ -21,8 +22,14 @@ standard deviation of log Z *is* the coefficient of variation of Z, but it stays
 a thousand has a Z that dwarfs the rest. The first key's mass needs one score a query, so O(n) work; the mass
 of all keys is a second sweep over them. Many keys are `MANY`, or half of what the query that sees most sees:
 queries at the start of a text have little choice, and how many of them there are depends on how it was cut.
+
+A longer text takes from the mass on any one key and gives to the far ones, so a threshold on a mass would
+depend on how texts were cut. The two shares do not: their keys are the same 35 in a text of any length
+(fewer in one shorter than 34 tokens), and only queries count that see all keys within 16. The ends are the
+first key and the last, where many models put attention that has nowhere to go.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,11 +40,12 @@ from exptilt._support.transforms import pytree
 from exptilt.lens.heads.key_mass import divergence, simpson
 from exptilt.lens.heads.visibility import Visibility
 from exptilt.tilting import AttentionResult, attend, log_normalizer
-from exptilt.tilting.problem import Inputs
+from exptilt.tilting.problem import Inputs, wide_dtype
 
 PER_QUERY = ("entropy", "log_normalizer", "score_mean", "score_variance", "score_max", "first_key_mass")
 MANY = 32  # keys that a query must see to count in a median over queries
-NEAR, NEAR_PATCHES = 8, 2  # how far a near key may be, in tokens, and in patches of a picture
+NEAR, AROUND = 4, 16  # how far a near key may be in tokens, and how far one that it is compared with
+NEAR_PATCHES, AROUND_PATCHES = 2, 4  # the same in patches of a picture
 FIELDS = (
     *("queries", "relative_queries", "visible_keys", "entropy", "relative_entropy", "effective_keys"),
     *("log_normalizer", "log_normalizer_variance", "score_mean", "score_variance", "score_max"),
@@ -45,64 +53,94 @@ FIELDS = (
 )
 
 
-class FirstKey(NamedTuple):
-    """A query's attention on the first real key, and its score (−inf: hidden), ``(batch, Hq, Q)`` each."""
+def first_products(query: Tensor, key: Tensor, first: Tensor | None) -> Tensor:
+    """Inner products ``(batch, Hq, Q)`` of queries with the first real key, at ``first`` ``(batch,)`` or 0.
 
-    mass: Tensor
-    score: Tensor
-
-
-def first_key(
-    query: Tensor, key: Tensor, options: dict[str, Any], visible: Visibility, G: Tensor
-) -> FirstKey:
-    """Each query's mass and score on the first real key; `options` of `attend`, G ``(batch, Hq, Q)``."""
+    All that a score of the first key needs later, when query and key are gone.
+    """
     if key.shape[2] == 0:
-        return FirstKey(torch.zeros_like(G), torch.full_like(G, -torch.inf))
+        return query.new_zeros(query.shape[:3])
+    wide, groups = wide_dtype(query.dtype), key.shape[1]
+    one = key[:, :, 0] if first is None else torch.take_along_dim(key, first[:, None, None, None], 2)[:, :, 0]
+    by_group = query.to(wide).unflatten(1, (groups, -1)) if groups > 1 else query.to(wide)[:, None]
+    found: Tensor = by_group @ one.to(wide)[:, :, None, :, None]
+    return found.squeeze(-1).flatten(1, 2)
+
+
+def rows(
+    lines: Sequence[Tensor], products: Tensor, options: Mapping[str, Any], visible: Visibility
+) -> Tensor:
+    """What `summarise` takes, ``(6, ..., batch, Hq, Q)``: `PER_QUERY`, the first key's score for its mass.
+
+    `lines` are those of `statistic_lines`, `products` those of `first_products`, both of one call or stacked;
+    `options` those of `attend`.
+    """
+    G = lines[1]
+    if visible.length == 0:
+        s = torch.full_like(G, -torch.inf)
+    else:  # a query and a key of one component each have the product as their product
+        one = products.new_ones(()).expand(*products.shape[:-1], visible.length, 1)
+        s = _column(products[..., None], one, options, visible, visible.first)
+    return torch.stack([*lines, s.to(G.dtype)])
+
+
+def statistic_lines(tilted: AttentionResult) -> list[Tensor]:
+    """The statistics `PER_QUERY` of a result, ``(batch, Hq, Q)`` each, without the mass of the first key."""
+    return [getattr(tilted, name) for name in PER_QUERY[:-1]]
+
+
+def with_mass(rows: Tensor) -> Tensor:
+    """`rows` with the mass of the first key in place of its score: the statistics `PER_QUERY`."""
+    G, s = rows[1], rows[5]
+    return torch.cat([rows[:5], torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0)[None]])
+
+
+def _column(
+    query: Tensor, key: Tensor, options: Mapping[str, Any], visible: Visibility, index: Tensor | None
+) -> Tensor:
+    """Scores of one key ``(batch, Hq, Q)``, the first or that of index ``(batch,)``; −inf where hidden."""
     tensors = {name: options.get(name) for name in ("bias", "log_weight", "mask")}
     rule = replace(visible.rule, scale=options["scale"], softcap=options.get("softcap"))
-    s = rule.column(Inputs(query, key, key, **tensors), visible.first)
-    return FirstKey(torch.exp((s - G).clamp(max=0)).masked_fill(torch.isneginf(G), 0.0), s)
+    return rule.column(Inputs(query, key, key, **tensors), index)
 
 
-def summarise(
-    tilted: AttentionResult, first_mass: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
-) -> Tensor:
-    """The statistics `FIELDS` of each head and batch item, ``(fields, batch, Hq)``.
+def summarise(rows: Tensor, mass: Tensor | None, visible: Visibility, sink: bool) -> Tensor:
+    """The statistics `FIELDS` of each head and batch item, ``(fields, ..., batch, Hq)``.
 
-    `tilted` is the result of `attend`, `first_mass` ``(batch, Hq, Q)`` the attention on the first real key,
-    and `mass` ``(batch, Hq, K)`` that on every key (its statistics are NaN for None); `sink` says whether a
-    sink is one more outcome.
+    `rows` ``(6, ..., batch, Hq, Q)`` are those of one call, or of several that see alike; `mass`
+    ``(..., batch, Hq, K)`` is the attention on every key (its statistics are NaN for None); `sink` says
+    whether a sink is one more outcome.
     """
-    G, H = tilted.log_normalizer, tilted.entropy
-    top = torch.where(G.isnan(), G, tilted.score_max)  # a maximum over scores that are not numbers is none
-    N, heads, Q = G.shape
+    H, G, score_mean, score_variance, score_max, first_mass = with_mass(rows)
+    top = torch.where(G.isnan(), G, score_max)  # a maximum over scores that are not numbers is none
+    lead, Q = G.shape[:-1], G.shape[-1]
     counted = visible.counted
     inverse, relative_queries = visible.inverse_log(sink)
     seen = visible.visible.to(G.dtype).expand_as(G)
-    rows = torch.stack([seen, H, H.exp(), G, tilted.score_mean, tilted.score_variance, first_mass])
+    every = torch.stack([seen, H, H.exp(), G, score_mean, score_variance, first_mass])
     if counted is None:
-        number = G.new_full((N, heads), Q)
-        means = rows.mean(-1)
+        number = G.new_full(lead, Q)
+        means = every.mean(-1)
         spread = (G - means[3][..., None]).square().mean(-1)
     else:
-        number = counted.sum(-1).to(G.dtype).expand(N, heads)
-        means = rows.masked_fill(~counted, 0.0).sum(-1) / number
+        number = counted.sum(-1).to(G.dtype).expand(lead)
+        means = every.masked_fill(~counted, 0.0).sum(-1) / number
         spread = (G - means[3][..., None]).square().masked_fill(~counted, 0.0).sum(-1) / number
         top = top.masked_fill(~counted, -torch.inf)
     unknown = torch.full_like(number, torch.nan)
-    seen, entropy, effective, normalizer, score_mean, variance, first = means
+    seen, entropy, effective, normalizer, mean, variance, first = means
     found = {
         "queries": number,
-        "relative_queries": relative_queries.to(G.dtype).expand(N, heads),
+        "relative_queries": relative_queries.to(G.dtype).expand(lead),
         "visible_keys": seen,
         "entropy": entropy,
         "relative_entropy": (H * inverse.to(H.dtype)).sum(-1) / relative_queries,
         "effective_keys": effective,
         "log_normalizer": normalizer,
         "log_normalizer_variance": spread,
-        "score_mean": score_mean,
+        "score_mean": mean,
         "score_variance": variance,
-        "score_max": top.amax(-1) if Q else top.new_full((N, heads), -torch.inf),
+        "score_max": top.amax(-1) if Q else top.new_full(lead, -torch.inf),
         "first_key_mass": first,
         "key_mass_simpson": unknown if mass is None else simpson(mass),
         "key_mass_divergence": unknown if mass is None else divergence(mass, visible.even()[0]).to(G.dtype),
@@ -138,13 +176,14 @@ def text_statistics(
     assert again.key_mass is not None
     wide: AttentionResult = pytree.tree_map(lambda x: x.detach().double(), tilted)
     G = wide.log_normalizer
-    first = first_key(query, key, options, visible, tilted.log_normalizer)
-    numbers = summarise(wide, first.mass.double(), again.key_mass.double(), visible, sink)
+    products = first_products(query, key, visible.first)
+    lines = rows(statistic_lines(wide), products, options, visible)
+    numbers = summarise(lines, again.key_mass.double(), visible, sink)
     found = dict(zip(FIELDS, numbers[:, item], strict=True))
     found["score_max"] = found["score_max"].masked_fill(found["queries"] == 0, torch.nan)
     live, outcomes = (visible.visible > 0).expand_as(G), visible.visible + int(sink)
     many = (outcomes > 1) & (outcomes >= min(MANY, float(outcomes.max()) / 2))
-    found["first_token_mass"] = _median(first.mass.double(), many & ~torch.isneginf(first.score))[item]
+    found["first_token_mass"] = _median(with_mass(lines)[5], many & ~torch.isneginf(lines[5]))[item]
     if any(options.get(name) is not None for name in ("bias", "log_weight", "sink")):
         log_measure = log_normalizer(torch.zeros_like(query), key, **options)  # a query of 0 tilts nothing
     else:
@@ -153,27 +192,53 @@ def text_statistics(
     found["log_normalizer_variation"] = _deviation(per_key, live)[item]
     found["normalizer_cv"] = _variation(per_key, live)[item]
     if query.shape[2] == key.shape[2]:
-        near, even, use = _near(query, key, options, G, many, places)
-        shares = (even / visible.visible).double().expand_as(G)
-        found["near_mass"], found["near_mass_baseline"] = (_median(x, use)[item] for x in (near, shares))
+        found |= {name: x[item] for name, x in shares(query, key, options, places).items()}
     even, seen_by = (x[item if x.shape[0] > 1 else 0] for x in visible.even())
     return TextStatistics(found, again.output[item], again.key_mass[item].double(), even, seen_by)
 
 
-def _near(
-    query: Tensor, key: Tensor, options: dict[str, Any], G: Tensor, use: Tensor, places: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention on near keys, by two log-normalizers; their number; and the queries that have a place."""
-    near: dict[str, Any] = {**options, "sink": None}
-    if places is None or len(places) != key.shape[2]:
-        near["window"] = min(NEAR + 1, options.get("window") or NEAR + 1)
-    else:
-        places = places.to(query.device)
-        within = (torch.cdist(places, places) <= NEAR_PATCHES)[None, None]
-        near["mask"] = within if options.get("mask") is None else within & options["mask"]
-        use = use & ~places.isnan().any(-1)
-    mass = (log_normalizer(query, key, **near).double() - G).exp().clamp(max=1)
-    return mass, Visibility.of(query, key, near).visible, use
+def shares(
+    query: Tensor, key: Tensor, options: dict[str, Any], places: Tensor | None = None
+) -> dict[str, Tensor]:
+    """`first_token_share` and `near_share` with their baselines, ``(batch, Hq)``, by two log-normalizers.
+
+    Arguments are those of `text_statistics`, of as many queries as keys.
+    """
+    n, visible = key.shape[2], Visibility.of(query, key, options)
+    own = torch.arange(n, device=query.device)
+    ends = [(0, _column(query, key, options, visible, None))]
+    ends += [(n - 1, _column(query, key, options, visible, own[-1:].expand(len(query))))] if n > 1 else []
+    pictured = places is not None and len(places) == n
+    apart = torch.cdist(places, places).to(own.device) if pictured and places is not None else None
+
+    def within(far: int) -> tuple[Tensor, Tensor]:
+        """Log-normalizer over the keys within a distance, and their number."""
+        some: dict[str, Any] = {**options, "sink": None}
+        if apart is None:
+            some["window"] = min(far + 1, options.get("window") or far + 1)
+        else:
+            there = (apart <= far)[None, None]
+            some["mask"] = there if options.get("mask") is None else there & options["mask"]
+        G, count = log_normalizer(query, key, **some), Visibility.of(query, key, some).visible
+        return G.double(), count.double().expand_as(G)
+
+    reach = (NEAR_PATCHES, AROUND_PATCHES) if pictured else (NEAR, AROUND)
+    (near, few), (total, count) = within(reach[0]), within(reach[1])
+    # Of a picture few patches have all their neighbours.
+    use = count >= count.amax(-1, keepdim=True) * (0.75 if pictured else 1.0)
+    if pictured and places is not None:
+        use = use & ~places.to(own.device).isnan().any(-1)
+    for place, score in ends:
+        outside = (own - place).abs() > reach[1] if apart is None else ~(apart[:, place] <= reach[1])
+        score = score.double().masked_fill(~outside, -torch.inf)
+        total, count = torch.logaddexp(total, score), count + ~torch.isneginf(score)
+    parts = {"first_token_share": (ends[0][1].double(), torch.ones_like(count)), "near_share": (near, few)}
+    found = {}
+    for name, (part, number) in parts.items():
+        known = use & ~torch.isneginf(part) & (number < count)  # where it is not all that is seen
+        found[name] = _median((part - total).exp().clamp(max=1), known)
+        found[f"{name}_baseline"] = _median(number / count, known)
+    return found
 
 
 def _median(x: Tensor, use: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from exptilt.lens.questions.blocks import inputs
 
 Facts = dict[str, str | int | float]
 LEAST = 2  # chunks with fewer tokens are left out: no query has a choice there
+PIECE, PIECES = 64, 16  # tokens in a piece, and how many pieces the kinds of heads are measured on
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Cut:
     was_cut: bool  # whether a text had to be cut
     unread: int  # tokens left out because of max_tokens
     silent: list[int]  # indices of texts of which nothing is read
+    pieces: Sequence[list[int]] = ()  # the first `PIECES` of `PIECE` tokens, special ones included
 
 
 def as_texts(texts: str | Sequence[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -111,6 +113,7 @@ def cut(
     tokens.
     """
     chunks: list[Chunk] = []
+    short: list[list[int]] = []
     was_cut, budget, unread = False, max_tokens, 0
     special = frozenset(int(i) for i in getattr(tokenizer, "all_special_ids", None) or ())
     for index, text in enumerate(texts):
@@ -127,6 +130,9 @@ def cut(
                 f"study: chunks of {length} tokens leave no room beside {len(before) + len(after)} special "
                 "ones. Pass a larger chunk."
             )
+        some = PIECE - len(before) - len(after)
+        starts = range(0, min(len(bare), PIECES * some) - some + 1, some)
+        short += [[*before, *bare[start : start + some], *after] for start in starts]
         pieces = -(-len(bare) // room)
         was_cut = was_cut or pieces > 1
         for part in np.array_split(np.array(bare, dtype=np.int64), max(pieces, 1)):
@@ -142,7 +148,8 @@ def cut(
         more = "" if max_tokens is None else " or a larger max_tokens"
         raise ArgumentError(f"study: no text has as many as {LEAST} tokens. Pass longer texts{more}.")
     read = {c.text for c in chunks}
-    return Cut(chunks, was_cut, unread, [index for index in range(len(texts)) if index not in read])
+    silent = [index for index in range(len(texts)) if index not in read]
+    return Cut(chunks, was_cut, unread, silent, short[:PIECES])
 
 
 def _tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int]]:
@@ -208,6 +215,7 @@ class Reading:
     context: int | None = None  # most tokens that the model can read at once
     length: int = 0  # most tokens in a chunk; 0 for pictures and sounds, whose tokens cannot be reordered
     picture: Any = None  # of the first chunk, a `media.Picture`
+    pieces: Tensor | None = None  # (piece, token), as long for every length of chunks
 
     def strip_words(self, count: int) -> list[str]:
         """Names of the first `count` tokens of the first chunk, or of the cells of its picture."""
@@ -239,6 +247,7 @@ def read_texts(model: Any, tokenizer: Any, texts: Any, chunk: int, max_tokens: i
         partial(token_texts, tokenizer),
         context,
         length,
+        pieces=torch.tensor(taken.pieces) if taken.pieces and (context or PIECE) >= PIECE else None,
     )
 
 

@@ -234,7 +234,7 @@ def _from_hub(name: str, download: bool) -> Path:
         return Path(snapshot_download(name, local_files_only=not download, allow_patterns=wanted))
     except (LocalEntryNotFoundError, HFValidationError):
         hub = f", and the local cache of the Hugging Face Hub has no model {name}" if _is_name(name) else ""
-        fetch = " Pass --download to fetch it." if hub and not download else ""
+        fetch = " Pass download=True to fetch it." if hub and not download else ""
         raise ArgumentError(
             f"there is no folder or file {name}{hub}.{fetch} Pass a folder, a GGUF file, or "
             f"{' or '.join(PACKAGED)}; nothing is downloaded unless you ask for it."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 _COMMON = {
     "queries": "Mean over the queries of a text, then over texts, longer ones counting more.",
     "median": "Median over the queries of a text that see at least 32 keys (or half as many as any does).",
+    "around": "Median over queries that see most around them, in pieces of 64 tokens whatever the chunks.",
     "linear": "Scores are inner products of query and key; position biases belong to the measure of the "
     "keys.",
     "capped": "Scores are softcapped, so they are not linear in the query; or no text was long enough.",
@@ -105,10 +106,15 @@ delimiter_mass | mass on delimiters | | 0..1
     Assumes: Over all queries of a text. A delimiter is recognised by its characters; unknown tokens are
     not delimiters.
     Absent: {places}
-near_mass | mass nearby | | 0..1
-    Share of attention that the typical query gives to the 8 nearest tokens on either side and to itself; of
-    a picture, to patches at most 2 away.
-    Assumes: {median}
+first_token_share | first token against those around | | 0..1
+    Of what the typical query gives to the first token, the last one, and the 16 nearest on either side: the
+    share of the first. In a picture, patches at most 4 away are around. Baseline: even attention.
+    Assumes: {around}
+    Absent: {places}
+near_share | nearest tokens against those around | | 0..1
+    Of the same keys, the share of the 4 nearest on either side and of the token itself; in a picture, of
+    patches at most 2 away. Baseline: even attention.
+    Assumes: {around}
     Absent: {places}
 duplicate_mass | duplicate mass | | 0..1
     On a random sequence of tokens that is repeated once: share of attention from a token in the second copy

@@ -5,6 +5,7 @@ has run, it is run again as far as its queries, to differentiate them (`ascent`)
 head's write. Nothing is kept from one block to the next but numbers and a sample of hidden states.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from exptilt.lens.heads.kinds import mass_at
 from exptilt.lens.heads.scores import Scores
-from exptilt.lens.heads.statistics import TextStatistics, text_statistics
+from exptilt.lens.heads.statistics import TextStatistics, shares, text_statistics
 from exptilt.lens.inputs.texts import Chunk
 from exptilt.lens.questions.ascent import ascent
 from exptilt.lens.questions.blocks import DoesNotRunAgainError, Passage, Tracer, inputs, write_size
@@ -73,26 +74,61 @@ def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
     place = torch.arange(2 * n)
     keys = {"duplicate_mass": torch.where(place >= n, place - n, -1)}
     keys["induction_mass"] = torch.where(place >= n, place - n + 1, -1)
-    rows: list[dict[str, NDArray[np.float64]]] = []
+
+    def measure(call: AttentionCall) -> dict[str, Tensor]:
+        query, key, options = _widened(call)
+        items = [(Scores.of(query, key, options, k), G) for k, G in enumerate(call.tilted.log_normalizer)]
+        return {
+            name: torch.stack([mass_at(scores, G, index.to(G.device)) for scores, G in items])
+            for name, index in keys.items()
+        }
+
+    return _over_sequences(model, sequences, measure, list(keys))
+
+
+def measure_pieces(model: nn.Module, pieces: Tensor) -> Unit:
+    """Shares of the first token and of near ones in pieces ``(piece, token)`` of a text, as for repeats.
+
+    Pieces are as long whatever the chunks of a study, and so the kinds that are made of these numbers are the
+    same.
+    """
+
+    def measure(call: AttentionCall) -> dict[str, Tensor]:
+        query, key, options = _widened(call)
+        return shares(query, key, options)
+
+    names = [f"{name}{end}" for name in ("first_token_share", "near_share") for end in ("", "_baseline")]
+    return _over_sequences(model, pieces, measure, names)
+
+
+def _over_sequences(
+    model: nn.Module,
+    sequences: Tensor,
+    measure: Callable[[AttentionCall], dict[str, Tensor]],
+    names: list[str],
+) -> Unit:
+    """Means and standard errors over sequences of what `measure` gives, ``(batch, head)`` by name."""
+    rows: dict[int, list[dict[str, NDArray[np.float64]]]] = {}
+    place = 0
 
     def observe(call: AttentionCall) -> None:
-        query, key, options = _widened(call)
-        found = {name: np.full((len(sequences), query.shape[1]), np.nan) for name in keys}
-        if call.kind == "self" and query.shape[2] == key.shape[2] == 2 * n:
-            for item in range(len(sequences)):
-                scores = Scores.of(query, key, options, item)
-                G = call.tilted.log_normalizer[item]
-                for name, index in keys.items():
-                    found[name][item] = mass_at(scores, G, index.to(G.device)).cpu().numpy()
-        rows.append(found)
+        nonlocal place
+        found = {name: np.full(call.query.shape[:2], np.nan) for name in names}
+        if call.kind == "self" and call.query.shape[2] == call.key.shape[2] == sequences.shape[1]:
+            found = {name: x.cpu().numpy() for name, x in measure(call).items()}
+        rows.setdefault(place, []).append(found)
+        place += 1
 
     with torch.no_grad(), watch(model, observe=observe):
-        model(**inputs(model, sequences))
+        for few in sequences.split(4):  # so that their logits take little memory
+            place = 0
+            model(**inputs(model, few))
     found: Unit = {}
-    for name in keys:
-        found[f"head:{name}"] = by_layer([row[name].mean(0) for row in rows])
-        errors = [row[name].std(0, ddof=1) / len(sequences) ** 0.5 for row in rows]
-        found[f"error:{name}"] = by_layer(errors)
+    for name in names:
+        every = [np.concatenate([part[name] for part in parts]) for parts in rows.values()]
+        found[f"head:{name}"] = by_layer([x.mean(0) for x in every])
+        if len(sequences) > 1:
+            found[f"error:{name}"] = by_layer([x.std(0, ddof=1) / len(x) ** 0.5 for x in every])
     return found
 
 
@@ -117,11 +153,11 @@ class _Meter:
         scores = Scores.of(query, key, options)
         G = call.tilted.log_normalizer[0]
         text = text_statistics(query, key, options, call.tilted, places=self.places)
-        heads = {name: text.by_name[name] for name in (*HEADS, "near_mass_baseline") if name in text.by_name}
+        heads = {name: x for name, x in text.by_name.items() if name.removesuffix("_baseline") in HEADS}
         if call.kind == "self":
             heads |= self._chosen_keys(scores, G, text)
         else:
-            heads = {name: x for name, x in heads.items() if not name.startswith("near_mass")}
+            heads = {name: x for name, x in heads.items() if "_share" not in name}
         if scores.rule.softcap is None:  # a capped score is not linear in the query: neither question applies
             for prefix, neighbours in (("", None), ("local_", self.options.neighbours)):
                 fit = gaussian_fit(scores, G, text.mean_key, neighbours=neighbours)

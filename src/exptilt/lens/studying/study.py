@@ -30,7 +30,7 @@ from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
 from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
 from exptilt.lens.studying.definitions import HEADS
-from exptilt.lens.studying.one_text import Options, measure_repeats, measure_unit
+from exptilt.lens.studying.one_text import Options, measure_pieces, measure_repeats, measure_unit
 from exptilt.lens.studying.results import Measures, Study, Training
 from exptilt.lens.studying.spread import Turns
 from exptilt.lens.studying.store import Store, Unit, fingerprint
@@ -120,7 +120,7 @@ def study(
         chunks,
         Options(seed=seed, sample=sample, strip=strip),
         Store(store) if group is None else Turns(store, Members("study", group)),
-        _repeated(given, seed),
+        {"repeats": (measure_repeats, _repeated(given, seed)), "pieces": (measure_pieces, given.pieces)},
     )
     units, weights = plan.run(progress)
     first = units[0]
@@ -153,7 +153,7 @@ class _Plan:
     chunks: list[Chunk]
     options: Options
     store: Store
-    repeated: torch.Tensor | None  # (sequence, 2n), random tokens and the same again
+    once: dict[str, tuple[Callable[..., Unit], torch.Tensor | None]]  # sequences that are measured once
     found: list[tuple[float, list[Unit], Mapping[str, Any]]] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)  # of the model, and of every checkpoint
 
@@ -166,7 +166,7 @@ class _Plan:
 
     def run(self, progress: bool | None) -> tuple[list[Unit], Mapping[str, Any]]:
         """Measure everything; returns the units and the weights' measures of the model itself."""
-        total = len(self.chunks) + 2 + len(self.series) * (len(self.few) + 2)
+        total = len(self.chunks) + 3 + len(self.series) * (len(self.few) + 3)
         with self.store.shared() if isinstance(self.store, Turns) else nullcontext():
             for _ in track(self._steps(), "studying", total=total, show=progress):
                 pass
@@ -190,11 +190,12 @@ class _Plan:
             measure = partial(_seen, measure_weights, model, one.inputs(model))
             parts = [self.store.get({"model": mark, "what": "weights"}, measure)]
             yield
-            if self.repeated is not None:
-                tokens = hashlib.blake2b(self.repeated.numpy().tobytes(), digest_size=16).hexdigest()
-                measure = partial(_seen, measure_repeats, model, self.repeated)
-                parts.append(self.store.get({"model": mark, "what": "repeats", "tokens": tokens}, measure))
-            yield
+            for what, (measured, sequences) in self.once.items():
+                if sequences is not None:
+                    tokens = hashlib.blake2b(sequences.numpy().tobytes(), digest_size=16).hexdigest()
+                    key = {"model": mark, "what": what, "tokens": tokens}
+                    parts.append(self.store.get(key, partial(_seen, measured, model, sequences)))
+                yield
             for chunk in chunks:
                 key = {"model": mark, "what": "unit", "chunk": chunk.mark}
                 measure = partial(_seen, measure_unit, model, chunk, options)

@@ -25,7 +25,6 @@ from exptilt.lens.studying.store import Unit
 BINS = 40
 TOP = 12
 RARE = 3  # tokens seen less often than this are not ranked if enough others are: chance would put them first
-FROM_WEIGHTS = {"link_symmetry", "link_definiteness", "duplicate_mass", "induction_mass"}
 SAMPLE = 1024  # hidden states that distributions are measured on
 
 
@@ -44,7 +43,10 @@ def average(values: Array, weights: Array) -> tuple[Array, Array | None]:
 
 
 def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> Measures[HeadMeasure]:
-    """Every measure of `definitions.HEADS`, from the units of all texts and the measures of the weights."""
+    """Every measure of `definitions.HEADS`, from the units of all texts.
+
+    `weights` has what was measured once: of the weights, on repeated tokens, on pieces of one length.
+    """
     queries = np.array([float(unit["queries"].max()) for unit in units])
     unknown = np.full(units[0]["head:entropy"].shape, np.nan)
 
@@ -54,9 +56,10 @@ def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> Measures
     found: Measures[HeadMeasure] = Measures()
     for name, words in HEADS.items():
         value, error = over_texts(name)
-        if name in FROM_WEIGHTS:
-            value, error = weights.get(f"head:{name}", unknown), weights.get(f"error:{name}")
-        baseline = None if name in FROM_WEIGHTS else over_texts(f"{name}_baseline")[0]
+        baseline: Array | None = over_texts(f"{name}_baseline")[0]
+        if f"head:{name}" in weights:
+            value, error = weights[f"head:{name}"], weights.get(f"error:{name}")
+            baseline = weights.get(f"head:{name}_baseline")
         if baseline is not None and np.isnan(baseline).all():
             baseline = None
         text = (words.title, words.unit, words.about, words.assumes)

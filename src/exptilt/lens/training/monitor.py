@@ -44,8 +44,8 @@ class TrainingMonitor:
                 loss.backward()
             optimizer.step()
 
-    With transformers' Trainer it is a callback, ``Trainer(..., callbacks=[monitor])``, and reads the first
-    batch of a step.
+    With the Trainer of transformers and of Lightning it is a callback, ``Trainer(..., callbacks=[monitor])``,
+    and reads the first batch of a step.
 
     A reading at step n is of the weights after n updates. Where torch.distributed runs, a reading covers the
     batches of all processes; all of them must take part, and the first one logs and warns. A warning names
@@ -104,6 +104,7 @@ class TrainingMonitor:
         self.readings: list[HeadReading] = []
         self._log: Log = open_log(log, folder)
         self._next = 0
+        self._due: int | None = None  # the step that a trainer's callback is watching
         self._warned: set[tuple[str, int, int]] = set()
         self._open: Watch | None = None
         self._seen: Watch | None = None
@@ -185,8 +186,8 @@ class TrainingMonitor:
     # The methods of a transformers TrainerCallback, without importing transformers.
 
     def __getattr__(self, name: str) -> Any:
-        """A function that does nothing, for events of a Trainer that do not matter here."""
-        if name.startswith("on_"):
+        """A function that does nothing, for events of a trainer that do not matter here."""
+        if name.startswith("on_") or name in _LIGHTNING:
             return _nothing
         raise AttributeError(f"TrainingMonitor has no attribute {name!r}")
 
@@ -200,8 +201,9 @@ class TrainingMonitor:
             others: model, optimizer and so on.
         """
         self._let_go()
-        self._next = state.global_step + 1
+        self._next, self._due = state.global_step + 1, None
         if state.global_step % self.every == 0:
+            self._due = state.global_step
             self._uncompiled.enter_context(uncompiled())  # now: hooks run inside what is compiled
             self._hooks = [
                 self.model.register_forward_pre_hook(self._before_forward),
@@ -250,19 +252,64 @@ class TrainingMonitor:
             args, control, others: as in `on_step_begin`.
             state: the Trainer's state, which has counted the step by now.
         """
-        due = (state.global_step - 1) % self.every == 0
-        self._finish()
-        if due:
-            self._take(state.global_step - 1)
+        self._read()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Trainer event at the end of training: close the log.
+    def _read(self) -> None:
+        """End the watch of a trainer's step, and take its reading if one is due."""
+        self._finish()
+        due, self._due = self._due, None
+        if due is not None:
+            self._take(due)
+
+    def on_train_end(self, *args: Any, **others: Any) -> None:
+        """Event of either trainer at the end of training: close the log.
 
         Args:
-            args, state, control, others: as in `on_step_begin`.
+            args, others: whatever the trainer passes.
         """
         self.close()
 
+    # The methods of a Lightning Callback, without importing Lightning.
+
+    @property
+    def state_key(self) -> str:
+        """The name by which Lightning's trainer keeps callbacks apart."""
+        return type(self).__name__
+
+    def on_train_batch_start(self, trainer: Any, *others: Any) -> None:
+        """Lightning event before a batch: watch it if it is the first of a k-th step.
+
+        Args:
+            trainer: Lightning's trainer, with the number of the step.
+            others: the module, the batch and its number.
+        """
+        step = int(trainer.global_step)
+        if step >= self._next:
+            self._next = step + 1
+            if step % self.every == 0:
+                self._due = step
+                self._begin()
+
+    def on_train_batch_end(self, *others: Any) -> None:
+        """Lightning event after a batch: log the readings of a watched one, and warn.
+
+        Args:
+            others: the trainer, the module, outputs, the batch and its number.
+        """
+        self._read()
+
+    def on_exception(self, *others: Any) -> None:
+        """Lightning event when training breaks off: let go of the model.
+
+        Args:
+            others: the trainer, the module and the exception.
+        """
+        self._let_go()
+
+
+# Methods of a Lightning callback that are no events.
+_LIGHTNING = ("setup", "teardown", "state_dict", "load_state_dict")
+
 
 def _nothing(*args: Any, **others: Any) -> None:
-    """Do nothing: the handler of Trainer events that the monitor ignores."""
+    """Do nothing: the handler of events of trainers that the monitor ignores."""

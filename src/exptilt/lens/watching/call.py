@@ -153,7 +153,7 @@ class Intercepted:
     look_at: Callable[[Request], None]  # for a call whose output torch computes
     note: Callable[[Request, AttentionResult], None]  # for a finished call of a model inside this one
     outer: "Intercepted | None" = None  # the model that was intercepted around this one
-    elsewhere: dict[nn.Module, bool] = field(default_factory=dict)  # modules that ran: is it cross-attention?
+    elsewhere: dict[nn.Module, int] = field(default_factory=dict)  # by module that ran, see `looks_elsewhere`
     real_query: Tensor | None = None  # of the last self-attention
     quiet: bool = False  # whether only outputs are wanted: nothing is recorded
     softmax: bool = False  # whether attention is also taken from a softmax over scores
@@ -161,6 +161,7 @@ class Intercepted:
     shapes: dict[nn.Module | None, torch.Size] = field(default_factory=dict)  # of what modules were given
     before_attention: Callable[[], object] = lambda: None  # called before attention is computed
     edit: Callable[[Request, AttentionResult], AttentionResult] | None = None  # changes finished calls
+    plain: dict[tuple[Any, ...], Visibility] = field(default_factory=dict)  # of calls without a mask
     thread: int = 0  # in which the model is taken over; calls from others are not its own
 
     def __post_init__(self) -> None:
@@ -229,11 +230,23 @@ class Intercepted:
 
     def kind(self, module: nn.Module | None) -> str:
         """Whether the current call of a module is "self" or "cross" attention."""
-        return "cross" if module is not None and self.elsewhere.get(module, False) else "self"
+        return "cross" if module is not None and self.elsewhere.get(module, 0) else "self"
 
     def is_causal(self, module: nn.Module, asked: bool | None) -> bool:
         """Whether self-attention without a mask is causal: as asked, or as the module says."""
         return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+    def look(self, request: Request) -> None:
+        """Set `visible` of a request without a mask; what all see alike is counted once."""
+        own, options = self.own_queries(request), request.options
+        if request.quiet or own is not None or options.get("mask") is not None:
+            request.look(own)
+            return
+        place = (*request.lengths, options.get("causal"), options.get("window"), request.query.device)
+        if place not in self.plain:
+            request.look()
+            self.plain[place] = request.visible
+        request.visible = self.plain[place]
 
     def own_queries(self, request: Request) -> Tensor | None:
         """Real queries of cross-attention: those of the last self-attention if it had as many, else None."""

@@ -14,7 +14,7 @@ from functools import cache
 from types import CodeType
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 INTERFACE, FUNCTION = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 # Base classes that name the interface in order to choose an implementation, not in order to attend.
@@ -75,12 +75,13 @@ def _source_places(kind: Any) -> tuple[tuple[str, int], ...]:
     return tuple((name, parameters.index(name)) for name in _SOURCES if name in parameters)
 
 
-def looks_elsewhere(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether a call of module.forward with these arguments is cross-attention."""
-    return any(
-        keywords.get(name) is not None or (place < len(arguments) and arguments[place] is not None)
-        for name, place in _source_places(cast(Any, type(module)))
-    )
+def looks_elsewhere(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
+    """How many tokens a call of module.forward is given to look at beside its own; 0 if it is none."""
+    for name, place in _source_places(cast(Any, type(module))):
+        given = keywords.get(name, arguments[place] if place < len(arguments) else None)
+        if given is not None:
+            return max(1, given.shape[-2]) if isinstance(given, Tensor) and given.dim() > 1 else 1
+    return 0
 
 
 class Modules:
@@ -104,9 +105,10 @@ class Modules:
         # a module that has one.
         self.strangers: list[nn.Module] = []
         for module, name in self.names.items():
-            inside = [*near, *(self.names[other] for other in self.strangers)]
-            if "Attention" in type(module).__name__ and not any(_related(name, other) for other in inside):
-                self.strangers.append(module)
+            if "Attention" in type(module).__name__:
+                inside = [*near, *(self.names[other] for other in self.strangers)]
+                if not any(_related(name, other) for other in inside):
+                    self.strangers.append(module)
 
     def inside(self, module: nn.Module | None, whole: nn.Module) -> bool:
         """Whether `module` is `whole` or a part of it; None is a part of the root model only."""

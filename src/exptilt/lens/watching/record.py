@@ -8,18 +8,21 @@ the maximum, and variances by the law of total variance:
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from exptilt._support.checks import choice
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.plotting import html_table
-from exptilt.lens.heads.statistics import FIELDS
+from exptilt._support.transforms import in_transform
+from exptilt.lens.heads.statistics import FIELDS, rows, summarise
+from exptilt.lens.heads.visibility import Visibility
 
 Array = NDArray[np.float64]
 _PLACE = {name: place for place, name in enumerate(FIELDS)}
@@ -30,6 +33,7 @@ _COLUMNS = tuple(
 )
 _LABELS = ("layer", "name", "kind", "head", "item", "step")
 _SHOWN, _MOST_ROWS = ("entropy", "effective_keys", "score_max", "first_key_mass"), 24
+_MOST_WAITING = 1 << 20  # numbers of calls that wait to be summarised: 4 MB in float32
 _KEY_MASS = ("key_mass_simpson", "key_mass_divergence")
 # The former name, which warns until the next release: a study had another quantity under it.
 _OLD, _NEW = "key_mass_concentration", "key_mass_simpson"
@@ -68,17 +72,68 @@ class CallRecord:
     biased: bool = False
 
 
-@dataclass(repr=False)
+class Waiting(NamedTuple):
+    """A call that has not been summarised yet."""
+
+    place: tuple[int, str, str, int]  # the first fields of its `CallRecord`
+    about: tuple[Any, ...]  # the last ones, from `per_token` on
+    lines: list[Tensor]  # (batch, heads, Q) each, those of `statistic_lines`
+    products: Tensor  # (batch, heads, Q), those of `first_products`
+    options: Mapping[str, Any]  # of `attend`
+    visible: Visibility
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Calls that have this in common are summarised together."""
+        options = [(name, id(x) if isinstance(x, Tensor) else x) for name, x in self.options.items()]
+        apart = id(self) if self.visible.first is not None else 0  # first keys are at other places
+        like = (self.products.shape, self.lines[0].dtype, self.products.device)
+        return id(self.visible), apart, self.about[2] is None, *like, *options
+
+
 class Record:
     """All attention calls of one watch, in the order in which they happened.
 
-    Attributes:
+    A small call takes longer to summarise than to compute, so calls wait until there are many numbers, the
+    record is read or the watch ends; those that see alike are then summarised together.
+
+    Args:
         calls: one `CallRecord` each.
+
+    Attributes:
         spent: whether `clip_qk_` has changed the weights, so that the record no longer describes them.
     """
 
-    calls: list[CallRecord] = field(default_factory=list)
-    spent: bool = field(default=False, init=False, repr=False, compare=False)
+    def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
+        self._calls, self._waiting, self._size = list(calls), list[Waiting](), 0
+        self.spent = False
+
+    @property
+    def calls(self) -> list[CallRecord]:
+        """One `CallRecord` for each call."""
+        self.settle()
+        return self._calls
+
+    def add(self, call: Waiting) -> None:
+        """Add a call, to be summarised later."""
+        self._waiting.append(call)
+        self._size += 6 * call.products.numel()
+        if self._size > _MOST_WAITING or in_transform():
+            self.settle()
+
+    def settle(self) -> None:
+        """Summarise the calls that wait."""
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        groups: dict[Any, list[int]] = {}
+        for index, call in enumerate(waiting):
+            groups.setdefault(call.alike, []).append(index)
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for some in groups.values():
+                calls = [waiting[index] for index in some]
+                found |= dict(zip(some, _summaries(calls), strict=True))
+        for index, call in enumerate(waiting):
+            self._calls.append(CallRecord(*call.place, found[index], *call.about))
 
     def __repr__(self) -> str:
         layers = len({call.layer for call in self.calls})
@@ -170,6 +225,20 @@ class Record:
             key: (calls[0].name, _join([c.values.double().cpu().numpy() for c in calls]))
             for key, calls in parts.items()
         }
+
+
+def _summaries(calls: list[Waiting]) -> Sequence[Tensor]:
+    """Values of calls that see alike."""
+    one = calls[0]
+    masses = [call.about[2] for call in calls]
+    lines, products, mass = one.lines, one.products, masses[0]
+    if len(calls) > 1:
+        lines = [torch.stack(some) for some in zip(*(call.lines for call in calls), strict=True)]
+        products = torch.stack([call.products for call in calls])
+        mass = None if masses[0] is None else torch.stack(masses)
+    every = rows(lines, products, one.options, one.visible)
+    values = summarise(every, mass, one.visible, one.options.get("sink") is not None)
+    return [values] if len(calls) == 1 else values.unbind(1)
 
 
 def by_layer(parts: Sequence[Array], heads: int = 0) -> Array:

@@ -117,6 +117,9 @@ def _attention(
         return original()  # torch raises its own error
     q, k, v = (x.expand(-1, count, -1, -1) for x, count in ((q, heads), (k, key_heads), (v, key_heads)))
     options: dict[str, Any] = {"scale": q.shape[-1] ** -0.5 if scale is None else float(scale)}
+    others = 0 if module is None else model.elsewhere.get(module, 0)
+    if 0 < others < k.shape[2] == q.shape[2]:
+        kind = "self"  # of its own tokens and the others together, as in diffusers' joint attention
     request = Request(module, kind, q, k, v, options, dropout_p, model.quiet)
     biases = sys.modules.get("torch.nn.attention.bias")  # loaded if a CausalBias was made
     if biases is not None and isinstance(attn_mask, biases.CausalBias):
@@ -126,7 +129,7 @@ def _attention(
     if is_causal:
         request.see_from_the_start()
     if attn_mask is None:
-        request.look(model.own_queries(request))
+        model.look(request)
     else:
         if attn_mask.dim() > 4 or attn_mask.shape[:-3] not in ((), (1,)):
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:])

@@ -179,7 +179,7 @@ def without_mask(model: Intercepted, request: Request, causal: bool) -> None:
     """
     if causal and request.query.shape[2] > 1:
         request.see_from_the_start()
-    request.look(model.own_queries(request))
+    model.look(request)
 
 
 def _with_rule(model: Intercepted, mask: RuleMask, request: Request) -> None:

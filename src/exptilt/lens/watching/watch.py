@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from exptilt._support.errors import ArgumentError, ExptiltError, ExptiltWarning
 from exptilt._support.transforms import in_backward, never_compiled, pytree
 from exptilt.lens.heads.key_mass import key_mass
-from exptilt.lens.heads.statistics import PER_QUERY, first_key, summarise
+from exptilt.lens.heads.statistics import PER_QUERY, first_products, rows, statistic_lines, with_mass
 from exptilt.lens.watching.call import AttentionCall, Intercepted, Request
 from exptilt.lens.watching.interception import Interception
-from exptilt.lens.watching.record import CallRecord, Record
+from exptilt.lens.watching.record import Record, Waiting
 from exptilt.lens.watching.transformers_hook import uncast
 from exptilt.lens.watching.verification import Verification
 from exptilt.tilting import AttentionResult, attend
@@ -82,6 +82,7 @@ class Watch:
     def __exit__(self, *raised: Any) -> None:
         if self._verification is not None:
             self._verification.detach()
+        self.record.settle()
         self._interception.__exit__(*raised)
         if raised[0] is None:
             self._complain()
@@ -191,18 +192,19 @@ class Watch:
         still: AttentionResult = pytree.tree_map(Tensor.detach, tilted) if kept else tilted
         with torch.no_grad():
             mass = key_mass(r.query, r.key, r.options, visible, wanted.check) if wanted.key_mass else None
-            first = first_key(r.query, r.key, r.options, visible, still.log_normalizer).mass
-            values = summarise(still, first, mass, visible, r.options.get("sink") is not None)
+            lines, tokens = statistic_lines(still), None
+            products = first_products(r.query, r.key, visible.first)
+            if wanted.per_token:
+                every = with_mass(rows(lines, products, r.options, visible))
+                tokens = dict(zip(PER_QUERY, every, strict=True))
         turn = self.intercepted.turn(r.module, r.kind)
         layer, name = self.modules.number(r.module, turn), self.modules.name(r.module)
         step = self._steps.get(layer, 0)
         self._steps[layer] = step + 1
         self._seen.add(r.module)
-        tokens = {label: getattr(still, label, first) for label in PER_QUERY} if wanted.per_token else None
         made = (r.query.shape[-1], r.options.get("softcap"), r.options.get("bias") is not None)
-        self.record.calls.append(
-            CallRecord(layer, name, r.kind, step, values, tokens, visible.real_query, mass, *made)
-        )
+        about = (tokens, visible.real_query, mass, *made)
+        self.record.add(Waiting((layer, name, r.kind, step), about, lines, products, r.options, visible))
         if wanted.observe is not None:
             shown = replace(tilted if wanted.keep_graph else still, key_mass=mass)
             real = (visible.real_query, visible.real_key)

@@ -123,7 +123,7 @@ def metastable(
     whole("metastable", "count", count)
     number("metastable", "share", share, above=0, most=1)
     if starts is not None:
-        check_state(self, starts)
+        check_state(self, starts, "starts")
     given = _starts(self, count, generator) if starts is None else starts
     if given.ndim != 2:
         shape, wanted = tuple(given.shape), f"(S, {self.dimension})"

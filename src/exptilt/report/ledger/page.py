@@ -178,13 +178,16 @@ def paint(picture: Picture, axes: "Axes") -> None:
             axes.plot(line.x, line.y, "osD^vP"[place % 6], color=colour, markersize=4, **style)
         else:
             axes.plot(line.x, line.y, color=colour, **style)
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
     for wanted, axis in ((picture.log_x, axes.xaxis), (picture.log_y, axes.yaxis)):
         if wanted:  # plain labels: matplotlib's would be formulas, which `figures.draw` does not set
             (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(NullFormatter())
+            plain, (low, high) = FuncFormatter(lambda value, _: f"{value:g}"), axis.get_view_interval()
+            axis.set_major_formatter(plain)
+            axis.set_minor_formatter(plain if high < 3 * low else NullFormatter())
+    if not picture.log_x and all(isinstance(x, int) for line in picture.lines for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel=picture.x, ylabel=picture.y)
     if any(line.label for line in picture.lines):
         axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)

@@ -167,8 +167,9 @@ def _kinds(study: Study) -> Iterator[Finding]:
         share = float(kind.value[place])
         error = math.nan if kind.error is None else float(kind.error[place])
         most = with_error(share, error, study.heads[kind.measure].unit)
-        if kind.measure.endswith("mass") or "mass_given" in kind.measure:
+        if kind.measure.endswith(("mass", "share")):
             most = with_error(100 * share, 100 * error, "%")
+            most += " of what it gives to both" if kind.measure.endswith("share") else ""
         verb, _, what = kind.about.partition(" ")
         heads = f"{count} of {total} heads {verb.removesuffix('s') if count > 1 else verb}"
         text = (

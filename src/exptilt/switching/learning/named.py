@@ -176,8 +176,8 @@ def climb_named(
 
     if free is not None and end.status is FitStatus.STALLED:
         end = replace(end, reason=free.same_regimes(end.point, np.argsort(order)) or end.reason)
-    found = {"estimates": arranged(estimates), "standard_errors": arranged(errors), "model": None}
-    found["bounds"] = {} if free is None else free.bounds
+    found: dict[str, Any] = {"estimates": arranged(estimates), "standard_errors": arranged(errors)}
+    found |= {"model": None, "bounds": {} if free is None else free.bounds}
     return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
 
 

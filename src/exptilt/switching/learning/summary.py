@@ -24,7 +24,7 @@ from ..parameters import ModelParameters
 from ..series import Values, arrange
 from .chain import stationary
 from .climb import End, FitStatus
-from .free_parameters import COVARIANCES, Bounds
+from .free_parameters import COVARIANCES, Bounds, interval
 
 TextTable = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 Fitted = TypeVar("Fitted")
@@ -471,24 +471,6 @@ def _estimate_rows(
             ends = interval(value, reach * error, *limits)
             rows.append((label, (value, error, z, float(2 * ndtr(-abs(z))), *ends)))
     return rows
-
-
-def interval(value: float, reach: float, low: float, high: float) -> tuple[float, float]:
-    """The ends value ± reach, in logarithms above `low`, or in logits if there is a `high` too.
-
-    These scales are nearer to normal in short samples, and the ends stay inside of the bounds.
-    """
-    if np.isinf(low):
-        return value - reach, value + reach
-    above = value - low
-    if np.isinf(high):
-        factor = np.exp(min(reach / above, 700.0)) if above > 0 else np.nan
-        return low + above / factor, low + above * factor
-    p, width = above / (high - low), high - low
-    if not 0 < p < 1:
-        return np.nan, np.nan
-    odds, factor = p / (1 - p), np.exp(min(reach / width / (p * (1 - p)), 700.0))
-    return low + width * odds / (odds + factor), low + width * odds * factor / (1 + odds * factor)
 
 
 def _aligned(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

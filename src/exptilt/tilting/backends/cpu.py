@@ -87,7 +87,9 @@ def forward_layout(t: Inputs, rule: ScoreRule) -> Layout | None:
     return _layout("forward", read, rule) if unchanged and same_weight else None
 
 
-def forward(t: Inputs, rule: ScoreRule, layout: Layout | None = None) -> tuple[Any, ...]:
+def forward(
+    t: Inputs, rule: ScoreRule, layout: Layout | None = None, skip: Tensor | None = None
+) -> tuple[Any, ...]:
     """The forward sweep.
 
     Args:
@@ -95,6 +97,8 @@ def forward(t: Inputs, rule: ScoreRule, layout: Layout | None = None) -> tuple[A
         rule: of the scores.
         layout: that of `forward_layout` for tensors of these shapes, strides and dtypes, or None. With it no
             derivatives are wanted, and the place of the maximum is not written.
+        skip: (*lead, Hq, Q), a key that each query leaves out, −1 for none; the results of those with −1
+            are not filled in.
 
     Returns:
         output (*lead, Hq, Q, Dv); lines (7, *lead, Hq, Q) of `problem.RowStatistics`; the place of the
@@ -107,6 +111,7 @@ def forward(t: Inputs, rule: ScoreRule, layout: Layout | None = None) -> tuple[A
         p, f, t = _begin("forward", t, rule)
         best = torch.empty(p.shape, dtype=torch.int64)
         f.best = best.data_ptr()
+        f.skip = 0 if skip is None else skip.data_ptr()
     parts, shape, dtype = f.key_parts, p.shape, p.dtype
     output = torch.empty(p.output_shape, dtype=dtype)
     lines = torch.empty(p.lines_shape, dtype=dtype)
@@ -164,7 +169,7 @@ class _Filling:
 def tangent(
     t: Inputs, dots: InputTangents, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) and sums (4, ...): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows: shift, inverse, gap.
+    """Σ p (ṡ' v + v̇) and sums (4, ...): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'; rows: shift, inverse, gap, r or NaN.
 
     With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost.
     """
@@ -218,6 +223,46 @@ def _mass(t: Inputs, rule: ScoreRule, rows: Tensor) -> Gradients:
     p.run(f, "mass", p.blocks * f.key_parts * f.row_parts)
     none = torch.empty(0, dtype=p.dtype)
     return Gradients(none, none, none, _summed(columns, p.dtype), none, none)
+
+
+def worth(
+    t: Inputs, rule: ScoreRule, vectors: Tensor, rows: Tensor, norms: bool, skip: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What leaving out each key changes: Σ_i, max_i |·| of the output's change, and Σ_i log(1 − p_ij).
+
+    Args:
+        t: the tensors.
+        rule: of the scores.
+        vectors: (*lead, Hq, Q, Dv), the outputs, or with `norms` False a direction along which to measure.
+        rows: (3, *lead, Hq, Q): shift, inverse, and |o|², or the output along the direction.
+        norms: whether changes are norms.
+        skip: (*lead, Hq, Q), a key that each query leaves out of the sums, −1 for none.
+    """
+    p, f, _kept = _begin("worth", t, rule)
+    filling = _Filling(p, f)
+    filling.operand("attended", vectors)
+    filling.plane("weight_dot", t.value.square().sum(-1).unsqueeze(-2) if norms else None)
+    filling.rows(rows)
+    columns = zeros((3, f.row_parts, *p.lead, p.heads, p.K), torch.float64)
+    f.column_sum, f.skip = columns.data_ptr() or 1, skip.data_ptr()
+    p.run(f, "mass", p.blocks * f.key_parts * f.row_parts)
+    total, largest, lost = columns
+    return _summed(total, p.dtype), largest.amax(0).to(p.dtype), _summed(lost, p.dtype)
+
+
+def heaviest(t: Inputs, rule: ScoreRule, rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Places and weights (*lead, Hq, Q, count) of the heaviest keys of each query, and the others' weight.
+
+    Rows (2, *lead, Hq, Q) are shift and inverse. A place is −1 where a query sees fewer keys.
+    """
+    p, f, _kept = _begin("heaviest", t._replace(value=t.key[..., :0]), rule)
+    filling = _Filling(p, f)
+    filling.rows(rows)
+    places = torch.empty((*p.shape, count), dtype=torch.int64)
+    weight, rest = torch.empty((*p.shape, count), dtype=p.dtype), torch.empty(p.shape, dtype=p.dtype)
+    f.best, f.output, f.statistics, f.top = places.data_ptr(), weight.data_ptr(), rest.data_ptr(), count
+    p.run(f, "heaviest", p.units)
+    return places, weight, rest
 
 
 def _backward(

@@ -246,7 +246,7 @@ class Layout:
 
 @lru_cache(1024)
 def layout_of(sweep: str, *given: Any) -> Layout:
-    """The layout of a sweep: "forward", "tangent", "mass", "gradient" or "second"."""
+    """The layout of a sweep: "forward", "tangent", "mass", "worth", "heaviest", "gradient" or "second"."""
     p = Layout(*given)
     f = p.frame
     if sweep == "forward":
@@ -256,8 +256,11 @@ def layout_of(sweep: str, *given: Any) -> Layout:
             f.key_parts = max(1, min(over(2 * p.crew, units), p.key_tiles(f)))
     elif sweep == "tangent":
         p.tiles(f, 2 * (p.D + p.Dv), p.tuned.tile_rows, True, 2)
-    elif sweep == "mass":
+    elif sweep == "heaviest":
         p.tiles(f, p.D, p.tuned.tile_rows, True, 1)
+    elif sweep in ("mass", "worth"):
+        held = (p.D, 1) if sweep == "mass" else (p.D + p.Dv, 2)
+        p.tiles(f, held[0], p.tuned.tile_rows, True, held[1])
         f.shelf_slots = 1  # every tile of keys is packed once, and the rows come to it
         p.divide(f, p.blocks, False)
     else:

@@ -119,15 +119,16 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
         old = weight * rebase
         gap = torch.where(old != 0, gap + torch.where(top == -torch.inf, 0.0, top - shift), 0.0)
         total = old + z
-        share = z / torch.where(total != 0, total, 1.0)
+        some = torch.where(total != 0, total, 1.0)
+        share, rest = z / some, old / some
         apart = torch.where(z != 0, c - gap, 0.0)
         square = square * rebase + M + apart.square() * old * share
         # from the side that weighs more, so that a share near 0 costs no digits
-        gap = torch.where(share > 0.5, c - apart * (1 - share), gap + apart * share)
-        p = e / torch.where(total != 0, total, 1.0).unsqueeze(-1)
+        gap = torch.where(share > 0.5, c - apart * rest, gap + apart * share)
+        p = e / some.unsqueeze(-1)
         s = torch.where(e != 0, tile.s, 0.0)
-        about_zero = about_zero * (1 - share) + (p * s).sum(-1)
-        size = size * (1 - share) + (p * s.detach().abs()).sum(-1)
+        about_zero = about_zero * rest + (p * s).sum(-1)
+        size = size * rest + (p * s.detach().abs()).sum(-1)
         weight, top = total, m
         output = output * rebase.unsqueeze(-1) + _average(e, tile.v)
     alive = weight != 0
@@ -142,15 +143,16 @@ def forward(t: Inputs, rule: ScoreRule) -> tuple[Tensor, Tensor, Tensor]:
 def tangent(
     t: Inputs, dots: InputTangents, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
+    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap, r.
 
     With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost
     (``csrc/attention/tangent.hpp``).
     """
     t = _widened(t)
     shape = t.query.shape[:-1]
-    x0, x1, x2, m0, m1, m2, r = (t.query.new_zeros(shape) for _ in range(7))
-    settled = torch.zeros(shape, dtype=torch.bool, device=t.query.device)
+    x0, x1, x2, m0, m1, m2 = (t.query.new_zeros(shape) for _ in range(6))
+    settled = ~rows[3].isnan()
+    r = torch.where(settled, rows[3].detach(), 0.0)
     pushed = t.query.new_zeros((*shape, t.value.shape[-1]))
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
     for j0, j1 in _tiles(t):

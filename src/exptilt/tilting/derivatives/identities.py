@@ -22,7 +22,7 @@ class Statistics(NamedTuple):
     """Results of the forward sweep that derivatives need, the sink counted.
 
     output is (..., Hq, Q, Dv), the rest (..., Hq, Q). A query that sees nothing has shift, weight, gap and
-    variance 0.
+    variance 0. `near` may be given for tangents: the tangent of a score that has most of the weight, or NaN.
     """
 
     output: Tensor
@@ -30,6 +30,7 @@ class Statistics(NamedTuple):
     weight: Tensor
     gap: Tensor
     variance: Tensor
+    near: Tensor | None = None
 
 
 class Cotangents(NamedTuple):
@@ -140,8 +141,9 @@ def _coefficients(stats: Statistics, bar: Cotangents) -> tuple[Tensor, Tensor, T
 
 
 def tangent_rows(stats: Statistics) -> Tensor:
-    """The rows of the tangent sweep."""
-    return _rows(stats)
+    """The rows of the tangent sweep: those of the weights, then a first r, or NaN."""
+    near = torch.full_like(stats.gap, math.nan) if stats.near is None else stats.near
+    return _rows(stats, near)
 
 
 def finish_tangent(

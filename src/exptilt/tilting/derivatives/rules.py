@@ -39,6 +39,7 @@ what depends on them is already in the formulas above.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -169,9 +170,15 @@ class Attend(Function):
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         t, stats, maximum, best = _saved_of_attend(saved)
         dots, settings = InputTangents(*tangents[: len(InputTangents._fields)]), ctx.settings
+        shared = registered(settings.backend)
+        if shared is None:
+            moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
+            # where one key has most of the weight, no sum is as near to Σ p ṡ as that key's ṡ
+            heavy = 2 * torch.exp(maximum - stats.shift) > stats.weight
+            stats = stats._replace(near=torch.where(heavy, moved, math.nan))
         o, G, gap, variance = apply(Tangent, *TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
-        keys = registered(settings.backend) or identities
-        moved = keys.maximum_tangent(t, dots, best, maximum, settings.rule)
+        if shared is not None:
+            moved = shared.maximum_tangent(t, dots, best, maximum, settings.rule)
         return o, G, -gap, G + gap, variance, moved, None, None, None, None
 
     @staticmethod

@@ -74,11 +74,11 @@ def tangent_kernel(
 ):
     """Program (tile of rows of a key head of a batch item, piece of the value's columns).
 
-    rows: shift, inverse, gap. Writes output (batch, heads, Q, Dv): Σ p (ṡ' v + v̇), and sums (4, batch,
-    heads, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' with ṡ' = ṡ − r. At first r is the mean of ṡ in the first tile
-    that has weight; where means, the outputs of the forward sweep, are given it is moved to Σ p ṡ in the end
-    (``csrc/attention/tangent.hpp``), and values of float32 are taken about the mean of the tile's outputs:
-    none of them is then far from 0.
+    rows: shift, inverse, gap, a first r or NaN. Writes output (batch, heads, Q, Dv): Σ p (ṡ' v + v̇), and
+    sums (4, batch, heads, Q): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ' with ṡ' = ṡ − r. Without a first r it is the
+    mean of ṡ in the first tile that has weight; where means, the outputs of the forward sweep, are given it
+    is moved to Σ p ṡ in the end (``csrc/attention/tangent.hpp``), and values of float32 are taken about the
+    mean of the tile's outputs: none of them is then far from 0.
     """
     number: tl.constexpr = output.dtype.element_ty
     tiles = tl.cdiv(f.group * f.Q, KIND.rows)
@@ -88,8 +88,9 @@ def tangent_kernel(
     u = tl.program_id(1) * KIND.v + tl.arange(0, KIND.v)
     size = (tl.num_programs(0) // tiles).to(tl.int64) * f.group * f.Q
     at = (n * f.heads + h) * f.Q + i
-    r = tl.zeros([KIND.rows], number)
-    settled = tl.zeros([KIND.rows], tl.int32)
+    near = tl.load(rows + 3 * size + at, mask=real, other=0.0)
+    r = tl.where(near == near, near, 0.0)
+    settled = (near == near).to(tl.int32)
     x0, x1, x2 = tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number)
     m0, m1, m2 = tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number), tl.zeros([KIND.rows], number)
     o = tl.zeros([KIND.rows, KIND.v], number)

@@ -109,7 +109,7 @@ def _join(output: Tensor, lines: RowStatistics, best: Tensor) -> tuple[Tensor, T
 def tangent(
     t: Inputs, dots: InputTangents, rows: Tensor, rule: ScoreRule, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap.
+    """Σ p (ṡ' v + v̇) and the sums r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ', stacked; rows: shift, inverse, gap, r.
 
     With the output of the forward sweep r is Σ p ṡ, and fewer digits are lost
     (``csrc/attention/tangent.hpp``).
