@@ -53,9 +53,9 @@ template <class Number, class N> INLINE void mirror(N n, Number* P) {
     for (int j = 0; j < i; ++j) P[j * n + i] = P[i * n + j];
 }
 
-// Writes `blocks` stretches of row i of C ± A B from column j on: each one number, or four plain ones at
-// once.
-template <int sign, class Stretch, int blocks, class Number, class Inner, class Left, class Right,
+// Writes `blocks` stretches of rows i to i + `rows` − 1 of C ± A B from column j on: each one number, or four
+// plain ones at once.
+template <int sign, class Stretch, int rows, int blocks, class Number, class Inner, class Left, class Right,
           class Start>
 INLINE void multiply_some(int i, int j, Inner inner, int columns, View<Left> A, const Right* B,
                           const Start* C, Number* out) {
@@ -66,20 +66,24 @@ INLINE void multiply_some(int i, int j, Inner inner, int columns, View<Left> A, 
     else
       return Stretch(*p);
   };
-  Stretch sum[blocks];
-  for (int c = 0; c < blocks; ++c) sum[c] = C ? get(C + i * columns + j + c * wide) : Stretch(0.0);
+  Stretch sum[rows][blocks];
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < blocks; ++c)
+      sum[r][c] = C ? get(C + (i + r) * columns + j + c * wide) : Stretch(0.0);
   for (int k = 0; k < inner; ++k) {
-    const Stretch a = Stretch(A.at[i * A.row + k * A.column]);
-    for (int c = 0; c < blocks; ++c) {
-      const Stretch b = get(B + k * columns + j + c * wide);
-      sum[c] = sign > 0 ? sum[c] + a * b : sum[c] - a * b;
+    Stretch b[blocks];
+    for (int c = 0; c < blocks; ++c) b[c] = get(B + k * columns + j + c * wide);
+    for (int r = 0; r < rows; ++r) {
+      const Stretch a = Stretch(A.at[(i + r) * A.row + k * A.column]);
+      for (int c = 0; c < blocks; ++c) sum[r][c] = sign > 0 ? sum[r][c] + a * b[c] : sum[r][c] - a * b[c];
     }
   }
-  for (int c = 0; c < blocks; ++c)
-    if constexpr (wide > 1)
-      sum[c].store(out + i * columns + j + c * wide);
-    else
-      out[i * columns + j + c] = sum[c];
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < blocks; ++c)
+      if constexpr (wide > 1)
+        sum[r][c].store(out + (i + r) * columns + j + c * wide);
+      else
+        out[(i + r) * columns + j + c] = sum[r][c];
 }
 
 // Writes C ± A B, or ± A B where C is null. B, C and the result lie row by row; with `lower`, only the lower
@@ -89,21 +93,42 @@ template <int sign, bool lower = false, class Number, class Rows, class Inner, c
           class Right, class Start>
 INLINE void multiply(Rows rows, Inner inner, Columns columns, View<Left> A, const Right* B, const Start* C,
                      Number* out) {
-  constexpr bool known = !std::is_same_v<Columns, int>;
-  for (int i = 0; i < rows; ++i) {
+  constexpr bool known = !std::is_same_v<Columns, int>, plain = LANES<Number> == 1;
+  int i = 0;
+  if constexpr (!known)
+    for (; i + 4 <= rows; i += 4) {  // four rows share what is read of B
+      const int end = lower ? i + 4 : int(columns);
+      int j = 0;
+      if constexpr (plain)
+        for (; j < end && j + 8 <= columns; j += 8)
+          multiply_some<sign, Four, 4, 2>(i, j, inner, columns, A, B, C, out);
+      if constexpr (plain)
+        for (; j < end && j + 4 <= columns; j += 4)
+          multiply_some<sign, Four, 4, 1>(i, j, inner, columns, A, B, C, out);
+      else
+        for (; j < end && j + 2 <= columns; j += 2)
+          multiply_some<sign, Number, 4, 2>(i, j, inner, columns, A, B, C, out);
+      for (; j < end; ++j) multiply_some<sign, Number, 4, 1>(i, j, inner, columns, A, B, C, out);
+    }
+  for (; i < rows; ++i) {
     const int end = lower ? i + 1 : int(columns);
     int j = 0;
-    if constexpr (LANES<Number> == 1) {
+    if constexpr (plain) {
+      if constexpr (!known)
+        for (; j + 16 < end && j + 32 <= columns; j += 32)
+          multiply_some<sign, Four, 1, 8>(i, j, inner, columns, A, B, C, out);
       if constexpr (!known)
         for (; j + 4 < end && j + 8 <= columns; j += 8)
-          multiply_some<sign, Four, 2>(i, j, inner, columns, A, B, C, out);
+          multiply_some<sign, Four, 1, 2>(i, j, inner, columns, A, B, C, out);
       for (; j < end && j + 4 <= columns; j += 4)
-        multiply_some<sign, Four, 1>(i, j, inner, columns, A, B, C, out);
+        multiply_some<sign, Four, 1, 1>(i, j, inner, columns, A, B, C, out);
     } else if constexpr (!known) {
+      for (; j + 4 < end && j + 8 <= columns; j += 8)
+        multiply_some<sign, Number, 1, 8>(i, j, inner, columns, A, B, C, out);
       for (; j + 2 < end && j + 4 <= columns; j += 4)
-        multiply_some<sign, Number, 4>(i, j, inner, columns, A, B, C, out);
+        multiply_some<sign, Number, 1, 4>(i, j, inner, columns, A, B, C, out);
     }
-    for (; j < end; ++j) multiply_some<sign, Number, 1>(i, j, inner, columns, A, B, C, out);
+    for (; j < end; ++j) multiply_some<sign, Number, 1, 1>(i, j, inner, columns, A, B, C, out);
   }
 }
 template <class Number> constexpr const Number* NOTHING = nullptr;
@@ -133,20 +158,38 @@ INLINE void predict(N n, const Number* move, const Source* source, Number* __res
 template <class Number, class M>
 INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double otherwise) {
   Number log_determinant = 0.0, product = 1.0;
+  constexpr bool known = !std::is_same_v<M, int>, plain = LANES<Number> == 1;
+  if constexpr (!known) mirror(m, S);
   for (int a = 0; a < m; ++a) {
-    for (int b = 0; b < a; ++b) {
-      Number s = S[a * m + b];
-      for (int k = 0; k < b; ++k) s = s - S[a * m + k] * S[b * m + k];
-      S[a * m + b] = s;
+    Number* const row = S + a * m;
+    if constexpr (known) {
+      for (int b = 0; b < a; ++b) {
+        Number s = row[b];
+        for (int k = 0; k < b; ++k) s = s - row[k] * S[b * m + k];
+        row[b] = s;
+      }
+      for (int k = 0; k < a; ++k) {
+        const Number scaled = row[k] * S[k * m + k];
+        row[a] = row[a] - row[k] * scaled;
+        row[k] = scaled;
+      }
+    } else {  // D L' above the diagonal: its row a is a product with the rows before it
+      const auto some = [&](auto blocks, auto stretch, int j) {
+        multiply_some<-1, decltype(stretch), 1, blocks>(0, j, a, m, view<Number>(row, 0), S, row, row);
+      };
+      int j = a;
+      if constexpr (plain) {
+        for (; j + 16 <= m; j += 16) some(Fixed<4>{}, Four{}, j);
+        for (; j + 4 <= m; j += 4) some(Fixed<1>{}, Four{}, j);
+      } else {
+        for (; j + 4 <= m; j += 4) some(Fixed<4>{}, Number{}, j);
+      }
+      for (; j < m; ++j) some(Fixed<1>{}, Number{}, j);
     }
-    Number s = S[a * m + a];
-    for (int k = 0; k < a; ++k) {
-      const Number scaled = S[a * m + k] * S[k * m + k];
-      s = s - S[a * m + k] * scaled;
-      S[a * m + k] = scaled;
-    }
-    s = between(s, size[a] * cutoff, otherwise);
-    S[a * m + a] = Number(1.0) / s;
+    const Number s = between(row[a], size[a] * cutoff, otherwise);
+    row[a] = Number(1.0) / s;
+    if constexpr (!known)
+      for (int b = a + 1; b < m; ++b) S[b * m + a] = row[b] * row[a];
     product = product * s;
     if (a + 1 < m && !inside(product, 1e-150, 1e150)) {  // one logarithm for many pivots
       log_determinant = log_determinant + logarithm(product);

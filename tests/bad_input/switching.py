@@ -16,14 +16,16 @@ from exptilt.switching import (
     compare,
     dynamic_factor,
     fit_named_model,
-    fit_nonlinear,
     fit_parameters,
     local_level,
     local_linear_trend,
     markov_autoregression,
     markov_regression,
+    markov_var,
+    time_varying_regression,
     unobserved_cycle,
 )
+from exptilt.switching.nonlinear import fit_nonlinear
 from oracles.level_regimes import level_model
 
 F64 = torch.float64
@@ -63,6 +65,20 @@ ROWS = [
     (lambda: markov_autoregression(Y, order=0), "order", "order is 0"),
     (lambda: markov_autoregression(Y, order=9), "order", "1024 modes"),
     (lambda: markov_autoregression(np.where(Y > 1, np.nan, Y), order=1), "y", "cannot be a lag"),
+    (lambda: markov_var(Y, order=0), "order", "order is 0"),
+    (lambda: markov_var(Y, order=9, switching="mean"), "regimes", "1024 modes"),
+    (lambda: markov_var(Y, switching=("mean", "intercept")), "switching", "switching is"),
+    (lambda: markov_var(np.where(Y > 1, np.nan, Y)), "y", "cannot be lags"),
+    (lambda: markov_var(Y[:2]), "y", "more than 2 rows"),
+    (lambda: markov_var(np.stack([Y, 2 * Y], 1)), "column", "column 1 is a combination"),
+    (lambda: markov_var(Y, regimes=1, switching=()).impulse_response(0), "steps", "steps is 0"),
+    (lambda: markov_var(Y, regimes=1, switching=()).impulse_response(2, shock="x"), "shock", "shock is 'x'"),
+    (lambda: markov_regression(Y, regimes=1).impulse_response(2), "fit", "no lags"),
+    (lambda: markov_regression(Y, regimes=1).future_paths(2), "fit", "other inputs than lags"),
+    (lambda: time_varying_regression(Y, np.ones(3)), "x", "y has 40 rows"),
+    (lambda: time_varying_regression(Y, np.zeros(40)), "x", "constant"),
+    (lambda: dynamic_factor(np.stack([Y, Y**2], 1), loading_lags=-1), "loading_lags", "loading_lags is -1"),
+    (lambda: dynamic_factor(np.stack([Y, Y**2], 1), skip=40), "skip", "skip is 40"),
     (lambda: local_level(Y, switching="slope"), "switching", "switching is"),
     (lambda: local_level(Y, regimes=0), "regimes", "regimes is 0"),
     (lambda: local_level(Y, fixed={"slope": 1.0}), "fixed", "fixed has 'slope'"),

@@ -68,6 +68,15 @@ def test_the_flow_to_equilibrium(capsys):
     assert counts["batch"] < 5
 
 
+@pytest.mark.slow
+def test_laps_on_an_oval(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["nascar.py"])
+    own, chain = printed("nascar", capsys)
+    likelihood = [float(line.split("likelihood ")[1].split(",")[0]) for line in (own, chain)]
+    assert likelihood[0] > likelihood[1] + 20
+    assert all(int(line.split("right ")[1].split()[0]) > 95 for line in (own, chain))
+
+
 def test_the_turning_target(capsys):
     lines = printed("turning_target", capsys)
     assert [line.split(":")[0] for line in lines] == ["extended", "unscented"]

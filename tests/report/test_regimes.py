@@ -15,7 +15,6 @@ from exptilt._support.errors import ArgumentError, ExptiltError
 from exptilt.report.regimes import text, write_regimes
 from exptilt.report.regimes.dates import next_labels, read_times
 from exptilt.report.regimes.page import DOWNLOADS, numbers, probabilities, share, spells
-from exptilt.report.regimes.payload import future_paths
 from exptilt.report.regimes.pictures import ticks
 from exptilt.report.regimes.sentences import name_of, words_of
 from exptilt.report.regimes.series import read_series
@@ -305,18 +304,3 @@ def test_the_most_tried_is_said():
     given = np.array([1.0, 0.0])
     found = Comparison((1, 2), -given, given, given, np.array([2, 6]), -given, {}, fits)
     assert "2 was the most tried: more may be better" in found.said
-
-
-def test_futures_of_an_autoregression():
-    """One regime: the mean goes to the level by the factor of the lag, the spread is that of the sum."""
-    model = SimpleNamespace(
-        transition=np.ones((1, 1)),
-        observation_offset=np.array([[1.0]]),
-        observation_input=np.array([[[0.5]]]),
-        observation_noise=np.array([[[0.04]]]),
-    )
-    fit = SimpleNamespace(model=model, regimes=1)
-    regimes, values = future_paths(fit, np.ones(1), np.array([4.0]), 3, 0, draws=20_000)
-    np.testing.assert_allclose(values.mean(0), [3.0, 2.5, 2.25], atol=0.01)
-    np.testing.assert_allclose(values.var(0), 0.04 * np.cumsum([1, 0.25, 0.0625]), rtol=0.05)
-    assert not regimes.any()

@@ -13,7 +13,14 @@ import torch
 
 from exptilt import families as f
 from exptilt._support.errors import ArgumentError
-from exptilt.switching import DiscountedDynamics, LinearDynamics, SwitchingFamily, SwitchingLinearGaussian
+from exptilt.switching import (
+    DiscountedDynamics,
+    FitStatus,
+    LinearDynamics,
+    SwitchingFamily,
+    SwitchingLinearGaussian,
+)
+from exptilt.switching.families.learning import Chosen
 
 F64 = torch.float64
 TRANSITION = torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=F64)
@@ -444,3 +451,42 @@ def test_data_of_any_kind() -> None:
     assert len(short.mean[1]) == 1
     whole = SwitchingFamily(np.array([[1, 0], [0, 1]]), *parts, initial_probability=[1, 0])
     assert whole.filter([3, 1]).mode_probability[:, 0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_normal_inverse_wishart_of_one_component_is_fitted_as_the_normal_gamma():
+    rng, ends = np.random.default_rng(0), []
+    y = torch.tensor(np.where(np.arange(120) // 10 % 2, 3.0, 0.0)[:, None] + rng.normal(size=(120, 1)))
+    P, one = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=F64), torch.ones(1, dtype=F64)
+    for wide in (False, True):
+        laws = [
+            f.NormalInverseWishart(level * one, 2 * one[0], 6 * one[0], 6 * torch.eye(1, dtype=F64))
+            if wide
+            else f.NormalGamma(level * one, 2 * one, 3 * one, 3 * one)
+            for level in (0.0, 3.0)
+        ]
+        moves = [DiscountedDynamics(0.9, law) for law in laws]
+        model = SwitchingFamily(P, laws[0], f.Gaussian if wide else f.DiagonalGaussian, moves)
+        ends.append(model.fit(y, fixed=("discount", "transition"), progress=False))
+    gamma, wishart = ends
+    assert wishart.status is gamma.status is FitStatus.CONVERGED
+    assert wishart.log_likelihood == pytest.approx(gamma.log_likelihood, abs=1e-6)
+    np.testing.assert_allclose(wishart.estimates["location"], gamma.estimates["location"], atol=1e-3)
+    np.testing.assert_allclose(wishart.estimates["degrees"], 2 * gamma.estimates["shape"][:, 0], rtol=0.02)
+    np.testing.assert_allclose(wishart.estimates["scale"][:, 0], 2 * gamma.estimates["rate"], rtol=0.02)
+
+
+def test_numbers_of_normal_inverse_wisharts_are_their_parameters():
+    """The vector of a fit goes to laws of rest and back; zero is the start."""
+    eye, number = torch.eye(2, dtype=F64), lambda x: torch.tensor(x, dtype=F64)
+    scales = [4 * eye + 1, 3 * eye - 0.5]
+    laws = [f.NormalInverseWishart(number([1.0, 2.0]), number(2.0), number(1.5), scale) for scale in scales]
+    moves = [DiscountedDynamics(0.8, law) for law in laws]
+    chosen = Chosen(SwitchingFamily(torch.full((2, 2), 0.5, dtype=F64), laws[0], f.Gaussian, moves), ())
+    assert chosen.free.size == 2 + 2 + 2 * (2 + 1 + 1 + 3)
+    rest = chosen.every(chosen.natural(torch.zeros(chosen.free.size, dtype=F64)))["rest"]
+    torch.testing.assert_close(rest.scale, torch.stack(scales))
+    torch.testing.assert_close(rest.degrees, number([1.5, 1.5]))  # above D − 1 = 1
+    theta = torch.from_numpy(np.random.default_rng(0).normal(size=chosen.free.size))
+    back = chosen.free.vector({k: v.numpy() for k, v in chosen.natural(theta).items()} | {})
+    np.testing.assert_allclose(back, theta, atol=1e-10)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError
-from exptilt.switching import OnlineState, SwitchingNonlinear, fit_nonlinear
+from exptilt.switching import OnlineState, SwitchingNonlinear
+from exptilt.switching.nonlinear import fit_nonlinear
 from oracles.nonlinear import smooth_back
 from oracles.switching_models import random_data, random_model
 
@@ -347,6 +348,21 @@ def test_innovations_of_functions(method):
     center = np.array([3.0, np.pi - 0.01])
     near, far = (state.innovations(center + np.array([0.0, turn])).innovation for turn in (0.0, 2 * np.pi))
     np.testing.assert_allclose(near, far, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2", "gpb1"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_online_forecasts_are_those_of_the_filter(method, batch):
+    model, rng = heading(), np.random.default_rng(0)
+    y = 3.0 + 0.2 * rng.normal(size=(5, 2) if batch is None else (batch, 5, 2))
+    u = np.full((8, 1), 0.5)
+    state = model.online(method=method, batch=batch)
+    for t in range(5):
+        state = state.step(y[..., t, :], inputs=u[t])
+    got = state.forecast(3, inputs=u[5:])
+    want = model.filter(y, method=method, inputs=u[:5]).forecast(3, inputs=u[5:])
+    for name in ("mean", "covariance", "lower", "upper", "mode_probability", "state_mean"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-10, err_msg=name)
 
 
 def test_online_functions_that_are_refused(tmp_path):

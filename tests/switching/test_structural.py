@@ -7,7 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exptilt.switching import dynamic_factor, local_level, local_linear_trend, unobserved_cycle
+from exptilt.switching import (
+    FitStatus,
+    dynamic_factor,
+    local_level,
+    local_linear_trend,
+    time_varying_regression,
+    unobserved_cycle,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -156,3 +163,81 @@ def test_a_factor_whose_mean_switches():
     assert fit.estimates["mean"][0] < 0 < fit.estimates["mean"][1]
     assert ((fit.regime_probability()[:, 1] > 0.5) == regime).mean() > 0.95
     assert fit.estimates["factor"].tolist() == [1.0, 1.0]
+
+
+def _walks(T=40):
+    rng = np.random.default_rng(0)
+    x = np.stack([np.ones(T), rng.normal(size=T)], 1)
+    y = (x * np.cumsum(rng.normal(size=(T, 2)) * [0.1, 0.3], 0)).sum(1) + rng.normal(size=T)
+    return y, x
+
+
+def test_time_varying_regression_is_generalised_least_squares():
+    """One regime: y is Gaussian with the covariance of random walks, their first values integrated out."""
+    y, x = _walks()
+    R, Q, t = 1.3, (0.2, 0.3), np.arange(len(y))
+    fit = time_varying_regression(y, x, regimes=1, fixed={"irregular": R, "coefficients": Q})
+    V = R * np.eye(len(y))
+    for q, column in zip(Q, x.T, strict=True):
+        V += q * np.outer(column, column) * np.minimum.outer(t, t)
+    inverse = np.linalg.inv(V)
+    A = x.T @ inverse @ x
+    e = y - x @ np.linalg.solve(A, x.T @ inverse @ y)
+    logs = len(y) * np.log(2 * np.pi) + np.linalg.slogdet(V)[1] + np.linalg.slogdet(A)[1]
+    assert fit.log_likelihood == pytest.approx(-0.5 * (logs + e @ inverse @ e), abs=1e-9)
+    constant = time_varying_regression(y, x, regimes=1, fixed={"irregular": R, "coefficients": (0, 0)})
+    want = np.linalg.lstsq(x, y, rcond=None)[0]
+    np.testing.assert_allclose(constant.model.smooth(y).mean, np.tile(want, (len(y), 1)), atol=1e-8)
+
+
+def test_time_varying_regression_on_a_constant_is_a_local_level():
+    y, x = _walks(60)
+    held = {"transition": [[0.9, 0.1], [0.2, 0.8]], "irregular": [0.5, 2.0]}
+    one = time_varying_regression(y, x[:, 0], fixed=held | {"coefficients": 0.1})
+    other = local_level(y, switching="irregular", fixed=held | {"level": 0.1})
+    assert one.log_likelihood == pytest.approx(other.log_likelihood, abs=1e-10)
+    half = time_varying_regression(y, x, regimes=1, starts=1, fixed={"coefficients": [0.0, np.nan]})
+    assert half.free_parameters == 2
+    assert half.estimates["coefficients"][0, 0] == 0 < half.estimates["coefficients"][0, 1]
+
+
+def test_a_factor_that_loads_later_too():
+    """A factor that loads with a lag, against a dense joint Gaussian; skipped terms are left out."""
+    rng, T, phi = np.random.default_rng(0), 12, 0.6
+    y, loading, late, error = rng.normal(size=(T, 2)), np.array([1.0, 0.5]), np.array([0.3, -0.4]), 0.7
+    fixed = {"loading": [loading], "lagged_loading": late[:, None], "autoregression": phi, "error": error}
+    options = {"loading_lags": 1, "regimes": 1, "switching": ()}
+    full, cut = (dynamic_factor(y, fixed=fixed, skip=skip, **options) for skip in (0, 3))
+    time = np.arange(T + 1)
+    C = phi ** np.abs(np.subtract.outer(time, time)) / (1 - phi**2)  # of f_{−1} … f_{T−1}
+    L = np.kron(np.eye(T + 1)[1:], loading[:, None]) + np.kron(np.eye(T + 1)[:-1], late[:, None])
+
+    def log_density(steps):
+        V = L[: 2 * steps] @ C @ L[: 2 * steps].T + error * np.eye(2 * steps)
+        e = y[:steps].reshape(-1)
+        return -0.5 * (len(e) * np.log(2 * np.pi) + np.linalg.slogdet(V)[1] + e @ np.linalg.solve(V, e))
+
+    assert full.log_likelihood == pytest.approx(log_density(T), abs=1e-10)
+    assert cut.log_likelihood == pytest.approx(log_density(T) - log_density(3), abs=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("standard", "published"), [(False, -1280.4266), (True, -2072.8758)])
+def test_kim_and_yoos_coincident_index(standard, published):
+    """Four series, one factor. They print the likelihood with the initial law one step earlier than here."""
+    data = json.loads((DATA / "kim_yoo.json").read_text())
+    y = 100 * np.diff(np.log([data[name] for name in ("ip", "gmyxpq", "mtq", "lpnag")])).T
+    y = (y - y.mean(0)) / (y.std(0, ddof=1) if standard else 1.0)
+    lags = [[0, 0], [0, 0], [0, 0], [np.nan, np.nan]]  # employment alone reacts later too
+    tie = "{0}1] = -{0}0] ** 2 / 4"  # roots of their polynomials are double, but for employment
+    places = ["autoregression[{}, ", *(f"error_autoregression[{{}}, {a}, " for a in range(3))]
+    ties = [tie.format(place.format(r)) for place in places for r in (0, 1)]
+    options = {"order": 2, "error_order": 2, "loading_lags": 2, "skip": 1, "starts": 1}
+    fit = dynamic_factor(y, **options, fixed={"lagged_loading": lags}, constraints=ties)
+    assert fit.status is FitStatus.CONVERGED
+    assert fit.log_likelihood == pytest.approx(published, abs=0.01)
+    earlier = fit.model.replace(start="before").filter(y).log_likelihood_terms[1:].sum()
+    assert earlier == pytest.approx(published, abs=5e-4)
+    np.testing.assert_allclose(fit.estimates["mean"], [-1.4416, 0.2378], atol=1e-3)
+    np.testing.assert_allclose(fit.estimates["transition"].diagonal(), [0.8341, 0.9720], atol=3e-4)
+    np.testing.assert_allclose(fit.estimates["error_autoregression"][0, 3], [0.0196, 0.3216], atol=3e-4)

@@ -65,8 +65,7 @@ _MOVED = {
         "sampling.smc": "Population",
     },
     "switching": {
-        "switching": "FamilyFit=Fit MarkovFit=Fit ParametricFit=Fit discounted=DiscountedDynamics"
-        " fit_ready=fit_named_model pushed=LinearDynamics",
+        "switching": "discounted=DiscountedDynamics fit_ready=fit_named_model pushed=LinearDynamics",
         "switching.as_attention": "HeadFilter MixingStep",
         "switching.builders": "join_modes",
         "switching.families": "fit_counts",
@@ -76,6 +75,8 @@ _MOVED = {
         "switching.inference.results": "Filtered FamilyFiltered=Filtered NonlinearFiltered=Filtered Smoothed"
         " FamilySmoothed=Smoothed",
         "switching.inference.simulate": "Draws Sample",
+        "switching.learning.summary": "Fit FamilyFit=Fit MarkovFit=Fit ParametricFit=Fit",
+        "switching.nonlinear": "fit_nonlinear",
     },
 }
 

@@ -25,13 +25,18 @@ from .builders import fit_named_model
 from .compare import compare
 from .inference.online import OnlineState
 from .learning.climb import FitStatus
-from .learning.differences import fit_nonlinear
 from .learning.maximum_likelihood import fit_parameters
-from .learning.summary import Fit
-from .markov import markov_autoregression, markov_regression
 from .model import SwitchingLinearGaussian
 from .nonlinear import SwitchingNonlinear
-from .structural import dynamic_factor, local_level, local_linear_trend, unobserved_cycle
+from .regression.markov import markov_autoregression, markov_regression
+from .regression.vector import markov_var
+from .structural import (
+    dynamic_factor,
+    local_level,
+    local_linear_trend,
+    time_varying_regression,
+    unobserved_cycle,
+)
 
 if TYPE_CHECKING:
     from .as_attention import as_filter, attention_as_imm
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DiscountedDynamics",
-    "Fit",
     "FitStatus",
     "LinearDynamics",
     "OnlineState",
@@ -51,12 +55,13 @@ __all__ = [
     "compare",
     "dynamic_factor",
     "fit_named_model",
-    "fit_nonlinear",
     "fit_parameters",
     "local_level",
     "local_linear_trend",
     "markov_autoregression",
     "markov_regression",
+    "markov_var",
+    "time_varying_regression",
     "unobserved_cycle",
 ]
 
@@ -67,6 +72,7 @@ _MOVED = {
     "fitting": "learning.fit",
     "forecasting": "inference.forecast",
     "simulation": "inference.simulate",
+    "markov": "regression.markov",
     "smoothing": "inference.smooth",
 }
 for _old, _new in _MOVED.items():

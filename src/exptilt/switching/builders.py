@@ -27,9 +27,10 @@ from .._support.errors import ArgumentError
 from .checks import plain
 from .learning.named import even_transition
 from .learning.summary import Fit
-from .markov import fit_levels, markov_autoregression
 from .model import SwitchingLinearGaussian
 from .parameters import CORES, INITIAL
+from .regression.markov import markov_autoregression
+from .regression.vector import fit_levels
 
 KINDS = ("level", "local-level", "autoregression")
 

@@ -11,7 +11,7 @@ E1, E2):
 `inference` and `learning`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -94,14 +94,23 @@ class SwitchingLinearGaussian(ModelParameters):
         """
         return smooth_series(self, y, method=method, inputs=inputs)
 
-    def online(self, *, method: str = "imm", batch: int | None = None) -> OnlineState:
+    def online(
+        self,
+        *,
+        method: str = "imm",
+        batch: int | None = None,
+        clock: "Callable[[float], SwitchingLinearGaussian] | None" = None,
+        time: float = 0.0,
+    ) -> OnlineState:
         """A filter to be fed one observation at a time; see `OnlineState`.
 
         Args:
             method: "imm", "gpb2" or "gpb1".
             batch: how many members share this model; None for one, whose results have no batch axis.
+            clock: from the time since the last step to the model of a step as long; steps then take `time=`.
+            time: when the initial law holds, with a clock.
         """
-        return OnlineState.begin(self, method=method, batch=batch)
+        return OnlineState.begin(self, method=method, batch=batch, clock=clock, time=time)
 
     def most_likely_path(
         self, y: SeriesLike, *, method: str = "viterbi", inputs: SeriesLike | None = None
@@ -139,6 +148,7 @@ class SwitchingLinearGaussian(ModelParameters):
         initial: str = "given",
         transition_inputs: ArrayLike | None = None,
         durations: int = 1,
+        diagonal: str | Sequence[str] = (),
     ) -> Fit[Self]:
         """Learn the parameters, starting from this model.
 
@@ -163,10 +173,12 @@ class SwitchingLinearGaussian(ModelParameters):
                 computed from the right, not learned ("mle" only).
             initial: "given", or "stationary": the initial law is that of the chain, and for states that are
                 not diffuse that of each mode's dynamics, tied to them while they are learned ("mle" only).
+                "stationary chain" ties the law of the chain, and leaves that of the state as given.
             transition_inputs: ``(T, k)`` covariates that drive the transitions ("mle" only); more rows are
                 for forecasts. See "transition_input" in `Fit.estimates`.
             durations: how many ages of a regime to tell apart ("mle" only): the chance that it ends then
                 depends on how long it has lasted. See "transition_age" in `Fit.estimates`.
+            diagonal: which of "process_noise" and "observation_noise" have variances alone to learn.
         """
         return fit_model(
             self,
@@ -188,6 +200,7 @@ class SwitchingLinearGaussian(ModelParameters):
             initial=initial,
             transition_inputs=transition_inputs,
             durations=durations,
+            diagonal=diagonal,
         )
 
     def walk_forward(

@@ -3,13 +3,14 @@ r"""Structural time series whose parameters switch: trends, cycles and a common 
     local_level           y_t = l_t + ε_t,  l_t = l_{t−1} + η_t
     local_linear_trend    as above, with l_t = l_{t−1} + b_{t−1} + η_t,  b_t = b_{t−1} + ζ_t
     unobserved_cycle      as local_level with a drift, and a cycle beside it that damps out
-    dynamic_factor        y_t = Λ f_t + e_t, one factor with an autoregression, errors with one of their own
+    dynamic_factor        y_t = Λ f_t + Σ_k Λ_k f_{t−k} + e_t, a factor and errors with autoregressions
+    time_varying_regression   y_t = x_t'b_t + ε_t,  b_t = b_{t−1} + η_t
 
 Levels and slopes start diffuse, cycles and factors from their stationary law, which moves with the parameters
 while they are learned. Parts that are named in `switching` have a value for each regime.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +22,14 @@ from .._support.checks import whole
 from .._support.errors import ArgumentError
 from .checks import plain
 from .learning.chain import EDGE, Named, stationary, stationary_states
-from .learning.maximum_likelihood import check_enough, checked_data, objective
+from .learning.maximum_likelihood import check_columns, check_enough, checked_data, objective
 from .learning.named import Fixed, Options, check_switching, climb_named, even_transition, name_parameters
 from .learning.summary import Fit
 from .model import SwitchingLinearGaussian
 from .series import SeriesLike
 
 POSITIVE = (0.0, np.inf)
-NOISES = ("irregular", "level", "slope", "cycle", "error")
+NOISES = ("irregular", "level", "slope", "cycle")
 Build = Callable[[Named], Named]
 Parts = dict[str, tuple[np.ndarray, tuple[float, float]]]
 
@@ -123,10 +124,12 @@ def dynamic_factor(
     *,
     order: int = 1,
     error_order: int = 0,
+    loading_lags: int = 0,
     regimes: int = 2,
     switching: str | Sequence[str] = ("mean",),
     starts: int = 5,
     seed: int = 0,
+    skip: int = 0,
     fixed: Fixed | None = None,
     constraints: str | Sequence[str] = (),
 ) -> Fit[SwitchingLinearGaussian]:
@@ -139,13 +142,15 @@ def dynamic_factor(
         y: one series of several components, ``(T, m)``; numpy, torch or pandas. NaN is missing.
         order: of the factor's autoregression.
         error_order: of the autoregression of each error; 0 for none.
+        loading_lags: how many earlier values of the factor load on y too, by "lagged_loading" ``(m, lags)``.
         regimes: how many; 1 is the plain model.
         switching: what switches: some of "mean" and "factor" (the constant and the noise variance of the
-            factor's equation; both have no other value to learn), "loading", "autoregression", "error" (the
-            variances of the errors' noise) and "error_autoregression".
+            factor's equation; both have no other value to learn), "loading", "lagged_loading",
+            "autoregression", "error" (the variances of the errors' noise) and "error_autoregression".
         starts: how many starts; the best end is returned.
         seed: of the starts after the first.
-        fixed: values of parts that are not learned, by name.
+        skip: leave the first terms out of the likelihood, as some papers do.
+        fixed: values of parts that are not learned, by name, NaN where an entry is.
         constraints: texts such as "mean[0] = -mean[1]"; the left side is computed, not learned.
     """
     what, values = "dynamic_factor", plain(y)
@@ -153,8 +158,9 @@ def dynamic_factor(
         raise ArgumentError(f"{what}: y has shape {values.shape}. Pass one series (T, m) of 2 components up.")
     if order < 1 or error_order < 0:
         raise ArgumentError(f"{what}: order={order}, error_order={error_order}. Pass from 1 and from 0.")
-    m, q = values.shape[1], error_order
-    n = order + m * q
+    whole(what, "loading_lags", loading_lags, least=0)
+    m, q, own = values.shape[1], error_order, max(order, loading_lags + 1)
+    n = own + m * q
     spread = np.nanvar(values, 0)
     seen = np.nan_to_num(values - np.nanmean(values, 0))
     weight = np.linalg.eigh(seen.T @ seen)[1][:, -1]
@@ -171,6 +177,8 @@ def dynamic_factor(
         "mean": (apart, (-np.inf, np.inf)),
         "factor": (np.ones(regimes), POSITIVE),
     }
+    if loading_lags:
+        parts["lagged_loading"] = (_alike(regimes, np.zeros((m, loading_lags))), (-np.inf, np.inf))
     if q:
         parts["error_autoregression"] = (_alike(regimes, np.zeros((m, q))), (-np.inf, np.inf))
     if "factor" in names:
@@ -181,12 +189,14 @@ def dynamic_factor(
     def build(named: Named) -> Named:
         W, Q = (named["loading"].new_zeros(regimes, n, n) for _ in range(2))
         W[:, 0, :order] = named["autoregression"]
-        W[:, range(1, order), range(order - 1)] = 1.0
+        W[:, range(1, own), range(own - 1)] = 1.0
         Q[:, 0, 0] = named["factor"]
         H, R = W.new_zeros(regimes, m, n), W.new_zeros(regimes, m, m)
         H[:, :, 0] = named["loading"]
+        if loading_lags:
+            H[:, :, 1 : loading_lags + 1] = named["lagged_loading"]
         for a in range(m if q else 0):
-            at = order + a * q
+            at = own + a * q
             W[:, at, at : at + q] = named["error_autoregression"][:, a]
             W[:, range(at + 1, at + q), range(at, at + q - 1)] = 1.0
             Q[:, at, at], H[:, a, at] = named["error"][:, a], 1.0
@@ -202,8 +212,69 @@ def dynamic_factor(
         }
 
     diffuse, options = np.zeros(n, dtype=bool), (starts, seed, fixed, constraints)
-    scales = {"loading": np.sqrt(np.where(spread > 0, spread, 1.0))}
-    return _fit(what, y, m, parts, build, diffuse, regimes, names, held, scales, options)
+    size = np.sqrt(np.where(spread > 0, spread, 1.0))
+    scales = {"loading": size, "lagged_loading": 0.3 * size[:, None]}
+    noises: dict[str, tuple[ArrayLike, int]] = {"error": (size, 2), "factor": (1.0, 2)}
+    return _fit(what, y, m, parts, build, diffuse, regimes, names, held, scales, noises, options, skip)
+
+
+def time_varying_regression(
+    y: SeriesLike,
+    x: ArrayLike,
+    *,
+    regimes: int = 2,
+    switching: str | Sequence[str] = ("irregular",),
+    starts: int = 5,
+    seed: int = 0,
+    fixed: Fixed | None = None,
+    constraints: str | Sequence[str] = (),
+) -> Fit[SwitchingLinearGaussian]:
+    """Fit a regression whose coefficients wander; `fit.model.smooth(y).mean` are their paths.
+
+    Coefficients are random walks that start diffuse; there is no constant but a column of ones in x.
+
+    Args:
+        y: one series, ``(T,)`` or ``(T, 1)``; numpy, torch or pandas. NaN is missing.
+        x: regressors, ``(T, k)`` or ``(T,)``.
+        regimes: how many; 1 is the plain model.
+        switching: what switches: some of the variances "irregular" ``(regimes,)``, of what is left, and
+            "coefficients" ``(regimes, k)``, of a step of each walk.
+        starts: how many starts; the best end is returned.
+        seed: of the starts after the first.
+        fixed: values of parts that are not learned, by name, NaN where an entry is; {"coefficients":
+            [0, nan]} keeps the first coefficient constant.
+        constraints: texts such as "irregular[1] = 4 * irregular[0]"; the left side is computed, not learned.
+    """
+    what, values, given = "time_varying_regression", plain(y).reshape(-1), plain(x)
+    given = given[:, None] if given.ndim == 1 else given
+    if given.ndim != 2 or len(given) != len(values) or not np.isfinite(given).all():
+        raise ArgumentError(
+            f"{what}: y has {len(values)} rows, x has shape {given.shape}. Pass (T, k), all of it finite."
+        )
+    k, names, seen = given.shape[1], _names(what, switching, regimes), ~np.isnan(values)
+    check_columns(f"{what}: x", given[seen], False, list(getattr(x, "columns", range(k))))
+    solution = np.linalg.lstsq(given[seen], values[seen], rcond=None)[0]
+    left = float(np.var(values[seen] - given[seen] @ solution)) or 1.0
+    apart = np.geomspace(0.25, 4.0, regimes) if regimes > 1 else np.ones(1)
+    size = np.sqrt((given**2).mean(0))
+    walk = 0.01 * left / size**2 * (apart if "coefficients" in names else np.ones(regimes))[:, None]
+    parts: Parts = {
+        "irregular": (0.5 * left * (apart if "irregular" in names else np.ones(regimes)), POSITIVE),
+        "coefficients": (walk, POSITIVE),
+    }
+    rows = torch.from_numpy(np.repeat(given[:, None, None], regimes, 1))
+
+    def build(named: Named) -> Named:
+        return {
+            "dynamics": torch.eye(k, dtype=torch.float64).expand(regimes, k, k),
+            "process_noise": torch.diag_embed(named["coefficients"]),
+            "observation": rows,
+            "observation_noise": named["irregular"][:, None, None],
+        }
+
+    noises = {"irregular": (left**0.5, 2), "coefficients": (left**0.5 / size, 2)}
+    diffuse, options = np.ones(k, dtype=bool), (starts, seed, fixed, constraints)
+    return _fit(what, y, 1, parts, build, diffuse, regimes, names, {}, {}, noises, options)
 
 
 def _names(what: str, switching: str | Sequence[str], regimes: int) -> list[str]:
@@ -282,7 +353,9 @@ def _trend(
         return out | {"dynamics": W, "process_noise": Q, "observation": H}
 
     diffuse, scales = np.arange(n) < 1 + slope, {"drift": np.sqrt(variance)}
-    return _fit(what, y, 1, parts, build, diffuse, regimes, names, {}, scales, options)
+    size = float(np.nanstd(values))
+    noises = {name: (size, 2) for name in NOISES if name in parts}
+    return _fit(what, y, 1, parts, build, diffuse, regimes, names, {}, scales, noises, options)
 
 
 def _fit(
@@ -296,7 +369,9 @@ def _fit(
     switching: Sequence[str],
     held: dict[str, np.ndarray],
     scales: dict[str, np.ndarray],
+    noises: Mapping[str, tuple[ArrayLike, int]],
     options: Options,
+    skip: int = 0,
 ) -> Fit[SwitchingLinearGaussian]:
     """Maximum likelihood of the model that `build` makes of the named parts."""
     starts, seed, fixed, constraints = options
@@ -321,17 +396,15 @@ def _fit(
         )
 
     base = model_of(named.values)
-    data = checked_data(base, y, 0)
+    data = checked_data(base, y, skip)
     if data.series != 1:
         raise ArgumentError(f"{what}: there are {data.series} series. Pass one.")
     none = torch.zeros(1, 1, 0, dtype=torch.float64)
-    evaluate = objective(lambda x: base._replaced(**assemble(named.natural(x))), data, none, "gpb2", 0)
+    evaluate = objective(lambda x: base._replaced(**assemble(named.natural(x))), data, none, "gpb2", skip)
     rank = next((name for name in parts if name in names and name in ("drift", "mean")), None)
     rank = rank or next((name for name in parts if name in names), next(iter(parts)))
     seen = int((~np.isnan(data.rows)).sum())
     check_enough(what, 0 if named.free is None else named.free.size, seen)
-    spread = np.nanstd(data.rows, 0)
-    noises = {name: (spread if name == "error" else spread[0], 2) for name in NOISES if name in parts}
     found = climb_named(
         what,
         named,
@@ -341,7 +414,7 @@ def _fit(
         seed,
         1e-8,
         (8, 4),
-        noises | ({"factor": (1.0, 2)} if "factor" in parts else {}),
+        noises,
         observations=seen,
         regimes=regimes,
         y=y,

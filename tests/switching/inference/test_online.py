@@ -188,3 +188,85 @@ def test_what_is_refused(tmp_path):
 def test_a_state_is_not_made_by_itself():
     with pytest.raises(ValueError, match=r"Call model\.online"):
         OnlineState()
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2", "gpb1"])
+@pytest.mark.parametrize("options", [{}, {"start": "first", "steps": 9}, {"inputs": 1}, {"maps": True}])
+@pytest.mark.parametrize("batch", [None, 3])
+def test_forecasts_are_those_of_the_filter(method, options, batch):
+    rng = np.random.default_rng(0)
+    model = random_model(rng, 2, 2, 2, **options)
+    y = random_data(rng, 6, 2) if batch is None else np.stack([random_data(rng, 6, 2) for _ in range(batch)])
+    u = rng.normal(size=(9, 1)) if "inputs" in options else None
+    state = model.online(method=method, batch=batch)
+    for t in range(6):
+        state = state.step(y[..., t, :], inputs=None if u is None else u[t])
+    past, ahead = (None, None) if u is None else (u[:6], u[6:])
+    want = model.filter(y, method=method, inputs=past).forecast(3, inputs=ahead)
+    got = state.forecast(3, inputs=ahead)
+    for name in ("mean", "covariance", "lower", "upper", "mode_probability", "state_mean", "level"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-10, err_msg=name)
+    if method == "gpb1":  # which joins the modes of a step at which nothing is seen
+        return
+    later = state.predict(inputs=None if u is None else u[6]).forecast(2, inputs=None if u is None else u[7:])
+    np.testing.assert_allclose(later.mean, got.mean[..., 1:, :], atol=1e-10)
+
+
+def _after(dt):
+    """A walk whose pace switches, seen with noise: the model of a step of length dt."""
+    leave = (1 - np.exp(-0.4 * dt)) / 2
+    return SwitchingLinearGaussian(
+        transition=[[1 - leave, leave], [leave, 1 - leave]],
+        dynamics=[[1.0]],
+        process_noise=[[[0.1 * dt]], [[2.0 * dt]]],
+        observation=[[1.0]],
+        observation_noise=[[0.5]],
+        initial_mean=[0.0],
+        initial_covariance=[[1.0]],
+        initial_probability=[0.7, 0.3],
+    )
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2"])
+def test_a_clock_gives_each_step_its_length(method, tmp_path):
+    """Steps of different lengths are a model whose parameters vary in time."""
+    times, y = np.array([0.5, 0.5, 2.0, 2.1, 6.0]), np.array([0.1, 0.3, 2.0, 1.7, -3.0])
+    parts = [_after(dt) for dt in np.diff(times, prepend=0.0)]
+    names = ("transition", "process_noise")
+    whole = _after(1.0).replace(**{name: np.stack([getattr(p, name) for p in parts]) for name in names})
+    post = whole.filter(y, method=method)
+    state = _after(1.0).online(method=method, clock=_after)
+    for t, (time, value) in enumerate(zip(times, y, strict=True)):
+        state = state.predict(time=time).update([value]) if t == 1 else state.step([value], time=time)
+        assert state.time == time
+        np.testing.assert_allclose(state.mean, post.mean[t], atol=1e-12)
+        if t == 2:
+            state.save(tmp_path / "state")
+            state = OnlineState.load(tmp_path / "state", _after)
+    assert state.log_likelihood == pytest.approx(post.log_likelihood, abs=1e-11)
+    got = state.forecast(2, every=3.0)
+    want = OnlineState.after(post.model.replace(**{n: getattr(_after(3.0), n) for n in names}).filter(y[:1]))
+    assert got.mean.shape == want.forecast(2).mean.shape
+    np.testing.assert_allclose(got.mode_probability[0], state.mode_probability @ _after(3.0).transition)
+    growth = np.diff(got.state_covariance[:, 0, 0])
+    chance = got.mode_probability[1]
+    np.testing.assert_allclose(growth, 3.0 * (chance @ [0.1, 2.0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.step([0.0], time=1.0), r"time is 1.0, the last step was at 2.0: an .* out of sequence"),
+        (lambda s: s.step([0.0]), "has a clock. Pass time="),
+        (lambda s: s.forecast(2), "has a clock. Pass the time between"),
+        (lambda s: s.forecast(2, every=-1.0), "every is -1.0"),
+        (lambda s: s.step([0.0], time=np.nan), "time is nan"),
+        (lambda _: _after(1.0).online().step([0.0], time=3.0), "no clock. Pass clock="),
+        (lambda _: _after(1.0).online(clock=lambda dt: dt).step([0.0], time=3.0), "clock\\(3.0\\) gave 3.0"),
+        (lambda _: _after(1.0).replace(start="first").online().forecast(2), "nothing was seen yet"),
+    ],
+)
+def test_what_a_clock_refuses(call, message):
+    state = _after(1.0).online(clock=_after).step([0.1], time=2.0)
+    with pytest.raises(ValueError, match=message):
+        call(state)

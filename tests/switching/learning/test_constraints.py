@@ -253,3 +253,49 @@ def test_a_fit_of_matrices_has_a_summary_too():
     assert len(frame) == 4 + 2 + 1
     np.testing.assert_allclose(fit.duration, 1 / (1 - fit.model.transition.diagonal()))
     assert fit.regime_probability().shape == (len(y), 2)
+
+
+def test_a_stationary_chain_with_a_given_state():
+    """The chain starts from its stationary law, the state from the law it was given."""
+    rng = np.random.default_rng(0)
+    y = np.cumsum(rng.normal(size=60) * np.where((np.arange(60) // 15) % 2, 2.0, 0.3))
+    model = level_model().replace(
+        dynamics=[[1.0]], observation=[[1.0]], process_noise=[[[0.1]], [[3.0]]], initial_covariance=[[4.0]]
+    )
+    held = ("dynamics", "observation", "observation_offset")
+    fit = model.fit(y, method="mle", fixed=held, initial="stationary chain", progress=False)
+    P = fit.model.transition
+    np.testing.assert_allclose(fit.model.initial_probability @ P, fit.model.initial_probability, atol=1e-10)
+    np.testing.assert_array_equal(fit.model.initial_covariance[0], [[4.0]])
+    assert fit.model.filter(y).log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-8)
+    # it is a maximum of that likelihood: other chains, with the law that is theirs, are less likely
+    for change in (0.004, -0.004):
+        other = P + change * np.array([[1.0, -1.0], [0.0, 0.0]])
+        law = np.array([other[1, 0], other[0, 1]]) / (other[1, 0] + other[0, 1])
+        beside = fit.model.replace(transition=other, initial_probability=law)
+        assert beside.filter(y).log_likelihood < fit.log_likelihood
+
+
+@pytest.mark.parametrize("method", ["em", "mle"])
+def test_diagonal_noise_has_variances_alone(method):
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(50, 2)) @ [[1.0, 0.5], [0.0, 1.0]]
+    model = SwitchingLinearGaussian(
+        transition=[[1.0]],
+        dynamics=np.zeros((2, 2)),
+        process_noise=np.zeros((2, 2)),
+        observation=np.zeros((2, 2)),
+        observation_noise=np.eye(2),
+        observation_offset=[0.0, 0.0],
+        initial_mean=[0.0, 0.0],
+        initial_covariance=np.zeros((2, 2)),
+        initial_probability=[1.0],
+    )
+    options = {"method": method, "fixed": ("dynamics", "process_noise", "observation", "transition")}
+    fit = model.fit(y, **options, diagonal="observation_noise", progress=False)
+    np.testing.assert_allclose(fit.model.observation_noise[0], np.diag(y.var(0)), atol=1e-4)
+    assert fit.free_parameters == 4
+    with pytest.raises(ArgumentError, match="start from a diagonal one"):
+        model.replace(observation_noise=[[1.0, 0.2], [0.2, 1.0]]).fit(y, diagonal="observation_noise")
+    with pytest.raises(ArgumentError, match="diagonal has 'dynamics'"):
+        model.fit(y, diagonal=("dynamics",))

@@ -8,8 +8,9 @@ import torch
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from exptilt.switching import Fit, FitStatus, SwitchingLinearGaussian, fit_named_model
+from exptilt.switching import FitStatus, SwitchingLinearGaussian, fit_named_model
 from exptilt.switching.learning.climb import climb
+from exptilt.switching.learning.summary import Fit
 from oracles.switching_models import random_model
 
 

@@ -8,7 +8,7 @@ import torch
 
 from exptilt._support.errors import ArgumentError
 from exptilt.switching import SwitchingLinearGaussian
-from exptilt.switching.nonlinear import RecurrentSwitching, fit_recurrent
+from exptilt.switching.nonlinear import RecurrentSwitching, fit_nonlinear
 from exptilt.switching.nonlinear.recurrent import tilt
 
 
@@ -66,12 +66,12 @@ def test_tilted_laws_against_a_grid():
         x = mean[i] + u @ np.linalg.cholesky(cov[i]).T
         p = transition[i] * np.exp(x @ R.T)
         p *= (weight / weight.sum() / p.sum(1))[:, None]
-        np.testing.assert_allclose(got.chance[i], p.sum(0), atol=5e-4)
+        np.testing.assert_allclose(got.chance[i], p.sum(0), atol=1e-5)
         for j in range(M):
             center = p[:, j] @ x / p[:, j].sum()
             spread = (p[:, j, None] * (x - center)).T @ (x - center) / p[:, j].sum()
-            np.testing.assert_allclose(got.mean[i, j], center, atol=0.03)
-            np.testing.assert_allclose(got.cov[i, j], spread, atol=0.03)
+            np.testing.assert_allclose(got.mean[i, j], center, atol=2e-4)
+            np.testing.assert_allclose(got.cov[i, j], spread, atol=2e-3)
 
 
 def _particles(own, y, N, seed):
@@ -189,7 +189,7 @@ def test_recurrence_is_learned():
         return RecurrentSwitching(model=model, recurrence=np.array([[0.0], [float(theta[0])]]))
 
     y = build([3.0]).sample(120, generator=torch.Generator().manual_seed(0)).y
-    fit = fit_recurrent(build, [0.5], y, progress=False)
+    fit = fit_nonlinear(build, [0.5], y, progress=False)
     assert float(fit.model.recurrence[1, 0]) == pytest.approx(3.0, abs=1.5)
     assert fit.log_likelihood > build([3.0]).filter(y).log_likelihood - 1e-6
 

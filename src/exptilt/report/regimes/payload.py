@@ -276,11 +276,11 @@ def level_regimes(
         center_error, signal = spread / (2 * center), back.mean
     deviation = np.sqrt(_diagonals(model.observation_noise))[::size]
     if kind == "autoregression":
-        paths = future_paths(fit, post.mode_probability[-1], y[-lags:, 0], steps, seed)
+        paths = fit.future_paths(steps, seed=seed)
         tails = (1 - level) / 2
-        lower, upper = np.quantile(paths[1], (tails, 1 - tails), 0)[..., None]
+        lower, upper = np.quantile(paths[1], (tails, 1 - tails), 0)
         chance = (paths[0][..., None] == np.arange(modes)).mean(0)
-        forecast = {"forecast": paths[1].mean(0)[:, None], "lower": lower, "upper": upper}
+        forecast = {"forecast": paths[1].mean(0), "lower": lower, "upper": upper}
         forecast["forecast_probability"] = chance
     else:
         ahead = post.forecast(steps, level=level)
@@ -314,33 +314,6 @@ def level_regimes(
             "comparison": compared,
         }
     )
-
-
-def future_paths(
-    fit: Any, weight: Array, last: Array, steps: int, seed: int, draws: int = 4000
-) -> tuple[NDArray[np.int64], Array]:
-    """Drawn futures of an autoregression: regimes and values, each ``(draws, steps)``.
-
-    Args:
-        fit: the fit.
-        weight: ``(modes,)``, the probabilities of its modes at the last row.
-        last: ``(lags,)``, the last values.
-        steps: how many.
-        seed: of the draws.
-        draws: how many futures.
-    """
-    rng, model, lags = np.random.default_rng(seed), fit.model, len(last)
-    mode = rng.choice(len(weight), draws, p=weight / weight.sum())
-    past = np.repeat(last[None, ::-1], draws, 0)  # the latest first, as the inputs are
-    chance = model.transition.cumsum(1)
-    regimes, values = np.zeros((draws, steps), dtype=np.int64), np.zeros((draws, steps))
-    for k in range(steps):
-        mode = np.minimum((chance[mode] < rng.random((draws, 1))).sum(1), len(weight) - 1)
-        mean = model.observation_offset[mode, 0] + (model.observation_input[mode, 0] * past).sum(1)
-        values[:, k] = mean + np.sqrt(model.observation_noise[mode, 0, 0]) * rng.normal(size=draws)
-        past = np.concatenate([values[:, k : k + 1], past], 1)[:, :lags]
-        regimes[:, k] = mode // (len(weight) // fit.regimes)
-    return regimes, values
 
 
 def _diagonals(matrices: Array) -> Array:

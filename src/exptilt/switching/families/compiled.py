@@ -22,13 +22,8 @@ from .dynamics import DiscountedDynamics
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
-FITTED: dict[type, int] = {
-    Gamma: 0,
-    Beta: 1,
-    Dirichlet: 1,
-    NormalGamma: 2,
-}  # as in csrc/families/conjugate.hpp
-COMPILED = FITTED | {NormalInverseWishart: 3}
+# as in csrc/families/conjugate.hpp
+COMPILED: dict[type, int] = {Gamma: 0, Beta: 1, Dirichlet: 1, NormalGamma: 2, NormalInverseWishart: 3}
 
 
 class Passed(NamedTuple):

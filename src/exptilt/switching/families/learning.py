@@ -1,7 +1,8 @@
 r"""Maximum likelihood of a switching family: transition matrix, discounts and laws of rest.
 
 They are functions of free numbers: rows of the transition matrix of logits, the last of them against the
-diagonal's; a discount of its logit; a positive parameter of a law of rest of its logarithm. The
+diagonal's; a discount of its logit; a positive parameter of a law of rest of its logarithm, a matrix of its
+Cholesky factor. The
 log-likelihood of the compiled filter is climbed with gradients by central differences, a few microseconds
 an observation each. Standard errors are from its curvature, by the delta method.
 """
@@ -39,7 +40,7 @@ class Chosen:
     def __init__(self, model: "SwitchingFamily", fixed: Sequence[str]) -> None:
         self.moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
         self.kind: Any = type(model.prior)
-        self.parts = [name for name, rank in self.kind.event_dims.items() if rank == 1]
+        self.parts = list(self.kind.event_dims)
         rests = {
             name: torch.stack([getattr(move.rest, name).detach().double() for move in self.moves]).numpy()
             for name in self.parts
@@ -51,6 +52,8 @@ class Chosen:
         held |= {"transition"} if len(self.moves) == 1 else set()
         masks = {name: np.ones(x.shape, bool) for name, x in self.values.items() if name not in held}
         bounds = {"discount": (0.0, 1.0)} | dict.fromkeys(self.kind._positive, (0.0, np.inf))
+        if "degrees" in rests:
+            bounds["degrees"] = (rests["location"].shape[-1] - 1.0, np.inf)
         self.begin = self.values | {"discount": discount.clip(0.01, 0.99)}
         self.begin["transition"] = self.values["transition"].clip(1e-6)
         self.free = Free(self.begin, masks, bounds=bounds) if masks else None
@@ -146,5 +149,6 @@ def fit_family(
         free_parameters=len(origin),
         observations=seen,
         regimes=len(learned.moves),
+        bounds=learned.free.bounds,
         filter=method,
     )

@@ -51,7 +51,7 @@ from ..inference.window import check_method, collapse_order, follows, merged_mod
 from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
 from ..series import Data, SeriesLike, Values, arrange, columns_of, read
-from .compiled import COMPILED, FITTED, Compiled, Passed, centre_of, smooth
+from .compiled import COMPILED, Compiled, Passed, centre_of, smooth
 from .dynamics import DiscountedDynamics, Dynamics, LinearDynamics
 from .learning import fit_family
 from .steps import by_steps, merged, own
@@ -393,8 +393,9 @@ class SwitchingFamily:
     ) -> Fit[Any]:
         """Learn the transition matrix, the discounts and the laws of rest by maximum likelihood.
 
-        Prior and initial probability stay as they are. Beliefs must be Gamma, Beta, Dirichlet or NormalGamma
-        and all dynamics discounted; for pushed Gaussians use `SwitchingLinearGaussian.fit`.
+        Prior and initial probability stay as they are. Beliefs must be Gamma, Beta, Dirichlet, NormalGamma or
+        NormalInverseWishart and all dynamics discounted; for pushed Gaussians there is
+        `SwitchingLinearGaussian.fit`.
 
         Args:
             y: ``(T, D)`` or ``(B, T, D)``, as for `filter`; of several series the likelihoods are multiplied.
@@ -409,14 +410,14 @@ class SwitchingFamily:
         """
         choice("SwitchingFamily.fit", "method", method, METHODS)
         data, rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")
-        if type(self.prior) not in FITTED or not all(
+        if type(self.prior) not in COMPILED or not all(
             isinstance(m, DiscountedDynamics) for m in self.dynamics
         ):
             kinds = sorted({type(move).__name__ for move in self.dynamics})
             raise ArgumentError(
                 f"SwitchingFamily.fit: beliefs are {type(self.prior).__name__}, dynamics {kinds}. Only "
-                "discounted Gamma, Beta, Dirichlet and NormalGamma beliefs are fitted; for pushed Gaussians "
-                "use SwitchingLinearGaussian.fit."
+                "discounted Gamma, Beta, Dirichlet, NormalGamma and NormalInverseWishart beliefs are fitted; "
+                "for pushed Gaussians use SwitchingLinearGaussian.fit."
             )
         if not bool(there.any()):
             raise ArgumentError(

@@ -114,7 +114,7 @@ class Chain:
     """Initial law and transitions of a fit, as functions of its named parameters.
 
     Attributes:
-        initial: "given" or "stationary".
+        initial: "given", "stationary", or "stationary chain": its law alone, that of the state as given.
         inputs: ``(T, k)``, the covariates of the transitions.
         durations: D.
     """
@@ -162,7 +162,7 @@ class Chain:
             every["transition"] = dense[0] if len(dense) == 1 else dense
             new = torch.arange(M * D) % D == 0
             every["initial_probability"] = torch.where(new, every["initial_probability"], 0.0)
-        if self.initial == "stationary":
+        if self.initial != "given":
             P = every["transition"]
             every["initial_probability"] = stationary(P if P.ndim == 2 else P[0]).clamp(min=0.0)
         return every
@@ -172,8 +172,8 @@ def read_chain(
     base: ModelParameters, rows: int, initial: str, inputs: ArrayLike | None, durations: int
 ) -> Chain:
     """Check the options of a fit that concern its chain."""
-    if initial not in ("given", "stationary"):
-        raise ArgumentError(f'fit: initial is {initial!r}. Pass "given" or "stationary".')
+    if initial not in ("given", "stationary", "stationary chain"):
+        raise ArgumentError(f'fit: initial is {initial!r}. Pass "given", "stationary" or "stationary chain".')
     if durations < 1:
         raise ArgumentError(
             f"fit: durations is {durations}. Pass the number of ages to tell apart, 1 or more."

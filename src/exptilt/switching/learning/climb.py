@@ -14,7 +14,7 @@ are the same. Other values of it may show a way on; else the climb has stalled.
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ LEAST, FLOOR = (
     0.05,
 )  # deviations of noises over that of the data: no bound is met; least of a bounded fit
 SAME = 1e-4  # nats between two ends that count as one
+APART = 0.02  # nats between two starts that may lead to different ends
 NOTHING = 1e-3  # nats: what changes the log-likelihood by less, wherever it is put, is not determined
 ELSEWHERE = (
     0.0,
@@ -451,13 +452,25 @@ def best_starts(
     steps: int,
     progress: bool | None,
 ) -> list[np.ndarray]:
-    """The first candidate, and where `steps` steps lead from those others that then are highest."""
+    """The first candidate, and where steps lead from others: the highest ends that differ.
+
+    All make half of `steps` steps, and the better third four times as many again. Ends as high as another are
+    the same maximum, perhaps with regimes in another order, and come last.
+    """
     first, *others = candidates
-    found = list[tuple[float, int, np.ndarray]]()
-    for k, start in enumerate(track(others, "starts", show=progress)):
-        start = np.maximum(start, low)
-        value = evaluate(start)[0]
-        if np.isfinite(value):
-            point, _ = _lbfgs(evaluate, start, low, steps, 0.0, [-value], iter(()))
-            found.append((evaluate(point)[0], k, point))
-    return [first, *(point for *_, point in sorted(found)[: count - 1])]
+
+    def lead(starts: Iterable[np.ndarray], count: int) -> list[tuple[float, int, np.ndarray]]:
+        found = list[tuple[float, int, np.ndarray]]()
+        for k, start in enumerate(starts):
+            start = np.maximum(start, low)
+            value = evaluate(start)[0]
+            if np.isfinite(value):
+                point, _ = _lbfgs(evaluate, start, low, count, 0.0, [-value], iter(()))
+                found.append((evaluate(point)[0], k, point))
+        return sorted(found)
+
+    near = lead(track(others, "starts", show=progress), steps // 2)
+    ends = lead((point for *_, point in near[: -(-len(near) // 3)]), 2 * steps)
+    again = [k > 0 and value - ends[k - 1][0] <= APART for k, (value, *_) in enumerate(ends)]
+    order = np.argsort(again, kind="stable")[: count - 1]
+    return [first, *(ends[k][2] for k in order)]

@@ -15,11 +15,11 @@ from .maximum_likelihood import parametric_fit
 from .summary import Fit
 
 if TYPE_CHECKING:
-    from ..nonlinear import SwitchingNonlinear
+    from ..nonlinear import RecurrentSwitching, SwitchingNonlinear
 
 
 def fit_nonlinear(
-    build: "Callable[[torch.Tensor], SwitchingNonlinear]",
+    build: "Callable[[torch.Tensor], SwitchingNonlinear | RecurrentSwitching]",
     start: ArrayLike,
     y: SeriesLike,
     *,
@@ -30,25 +30,33 @@ def fit_nonlinear(
     tolerance: float = 1e-6,
     progress: bool | None = None,
 ) -> Fit[Any]:
-    """Maximum likelihood of a model of nonlinear modes that is a function of a vector; slopes by differences.
+    """Maximum likelihood of a nonlinear or recurrent model, a function of a vector; slopes by differences.
 
     Args:
         build: from a ``(k,)`` float64 tensor to a model.
         start: ``(k,)`` numbers.
-        y: the data, as for `SwitchingNonlinear.filter`.
-        method: "imm", "gpb2" or "gpb1", the filter whose likelihood is maximised.
-        linearize: "extended" or "unscented".
-        inputs: as for `SwitchingNonlinear.filter`.
+        y: the data, as for the model's `filter`.
+        method: "imm", "gpb2" or "gpb1", the filter whose likelihood is maximised; not asked of a recurrent
+            model, whose filter is GPB2.
+        linearize: "extended" or "unscented"; not asked of a recurrent model.
+        inputs: as for the model's `filter`.
         max_steps: how many at most.
         tolerance: stop when the log-likelihood rises by less than this.
         progress: show a bar always, never, or (None) where somebody looks.
     """
     origin = np.array(plain(start)).reshape(-1)
-    data, *_ = build(torch.from_numpy(origin))._read(y, inputs, method, linearize, "fit_nonlinear")
+    first: Any = build(torch.from_numpy(origin))
+    chosen = {"method": method, "linearize": linearize} if hasattr(first, "_read") else {}
+    data, *_ = (
+        first._read(y, inputs, *chosen.values(), "fit_nonlinear")
+        if chosen
+        else first._prepared(y, inputs, "fit_nonlinear")
+    )
 
     def value(theta: np.ndarray) -> float:
         try:
-            post = build(torch.from_numpy(theta)).filter(y, method=method, linearize=linearize, inputs=inputs)
+            model: Any = build(torch.from_numpy(theta))
+            post = model.filter(y, inputs=inputs, **chosen)
         except ArgumentError:
             return np.inf
         return -float(np.sum(plain(post.log_likelihood)))

@@ -50,6 +50,7 @@ def fit_model(
     initial: str = "given",
     transition_inputs: ArrayLike | None = None,
     durations: int = 1,
+    diagonal: str | Sequence[str] = (),
 ) -> Fit[Model]:
     """Learn the parameters of a model, which is the start; arguments as for `SwitchingLinearGaussian.fit`."""
     if method not in ("em", "mle"):
@@ -81,13 +82,13 @@ def fit_model(
             "fit: EM takes no constraints, initial law, covariates or durations that are tied to parameters. "
             'Use method="mle".'
         )
-    if chain.initial == "stationary" and learn_initial:
+    if chain.initial != "given" and learn_initial:
         raise ArgumentError(
-            'fit: learn_initial=True and initial="stationary" exclude each other. Pass one of them.'
+            f'fit: learn_initial=True and initial="{chain.initial}" exclude each other. Pass one of them.'
         )
     held = {name: tied.get(name, False) | mask for name, mask in chain.held(plain(base.transition)).items()}
     scales, deviations = units(values, data.rows, u.numpy())
-    free = choose(values, fixed, shared, learn_initial, tied | held, scales)
+    free = choose(values, fixed, shared, learn_initial, tied | held, scales, diagonal)
     low, floor = (
         free.low({name: least * size for name, size in deviations.items()}) for least in (LEAST, FLOOR)
     )

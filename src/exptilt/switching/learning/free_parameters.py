@@ -28,7 +28,7 @@ from ..._support.transforms import apply
 from ..parameters import INITIAL, RANKS
 
 PROBABILITIES = ("transition", "initial_probability")
-COVARIANCES = ("process_noise", "observation_noise", "initial_covariance")
+COVARIANCES = ("process_noise", "observation_noise", "initial_covariance", "covariance", "scale")
 Arrays = Mapping[str, np.ndarray]
 Bounds = Mapping[str, tuple[float, float]]
 
@@ -40,6 +40,7 @@ class Free:
         masks: for each parameter with something free, True at its free entries.
         shared: the parameters that all modes have in common.
         size: how many numbers there are.
+        bounds: lowest and highest value of parameters that have one.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Free:
         leans: Mapping[tuple[str, str], np.ndarray] | None = None,
     ) -> None:
         self.masks, self.shared = masks, shared & frozenset(masks)
-        self._bounds, self._held = bounds or {}, dict[str, np.ndarray]()
+        self.bounds, self._held = bounds or {}, dict[str, np.ndarray]()
         self._index: dict[str, np.ndarray] = {}
         self.size, constants = 0, list[np.ndarray]()
         for name, mask in masks.items():
@@ -79,7 +80,10 @@ class Free:
         self._matrix = np.diag(scale)
         for (name, other), weight in (leans or {}).items():
             if {name, other} <= self._index.keys() and (name not in shared or other in shared):
-                for i, row in zip(self._index[name], self._index[other], strict=True):
+                ones, rows = self._index[name], self._index[other]
+                # a row of `other` for each entry of `name`: (M, k), or (M, lags, m, m) with a row for each m
+                rows = rows if rows.ndim == 2 else rows.transpose(0, 2, 1, 3)
+                for i, row in zip(ones.reshape(-1), rows.reshape(ones.size, -1), strict=True):
                     if i >= 0 and (row >= 0).all():
                         self._matrix[i, row] = -weight * scale[row]
         self._origin = np.zeros(self.size)
@@ -109,7 +113,7 @@ class Free:
         """``(size,)``, True for logits and logarithms, which run away where a parameter is at a bound."""
         out = np.zeros(self.size, dtype=bool)
         for name, index in self._index.items():
-            if name in PROBABILITIES or name in self._bounds:
+            if name in PROBABILITIES or name in self.bounds:
                 out[index[index >= 0]] = True
             elif name in COVARIANCES:
                 diagonal = np.diagonal(index, axis1=-2, axis2=-1)
@@ -176,7 +180,7 @@ class Free:
             elif name in COVARIANCES:
                 value, pull = _square(raw)
             else:
-                value, pull = _from_real(raw, *self._bounds.get(name, (-np.inf, np.inf)))
+                value, pull = _from_real(raw, *self.bounds.get(name, (-np.inf, np.inf)))
             out.append(value + self._held[name] if name in self._held else value)
             pulls.append(pull)
 
@@ -196,9 +200,9 @@ class Free:
         if name in COVARIANCES:
             return _factors(name, value, mask)
         with np.errstate(divide="ignore"):
-            raw = _to_real(value, *self._bounds.get(name, (-np.inf, np.inf)))
+            raw = _to_real(value, *self.bounds.get(name, (-np.inf, np.inf)))
         if not np.isfinite(raw[mask]).all():
-            low, high = self._bounds[name]
+            low, high = self.bounds[name]
             raise ArgumentError(
                 f"fit: {name} is learned and starts at {value[mask].tolist()}. Start between {low:g} and "
                 f"{high:g}, or fix it."
@@ -223,6 +227,24 @@ def _from_real(raw: np.ndarray, low: float, high: float) -> Pulled:
         return low + size, lambda bar: bar * size
     share = 1 / (1 + np.exp(-raw))
     return low + (high - low) * share, lambda bar: bar * (high - low) * share * (1 - share)
+
+
+def interval(value: float, reach: float, low: float, high: float) -> tuple[float, float]:
+    """The ends value ± reach, in logarithms above `low`, or in logits if there is a `high` too.
+
+    These scales are nearer to normal in short samples, and the ends stay inside of the bounds.
+    """
+    if np.isinf(low):
+        return value - reach, value + reach
+    above = value - low
+    if np.isinf(high):
+        factor = np.exp(min(reach / above, 700.0)) if above > 0 else np.nan
+        return low + above / factor, low + above * factor
+    p, width = above / (high - low), high - low
+    if not 0 < p < 1:
+        return np.nan, np.nan
+    odds, factor = p / (1 - p), np.exp(min(reach / width / (p * (1 - p)), 700.0))
+    return low + width * odds / (odds + factor), low + width * odds * factor / (1 + odds * factor)
 
 
 def _softmax(raw: np.ndarray, rest: np.ndarray | float) -> Pulled:
@@ -307,8 +329,9 @@ def choose(
     learn_initial: bool,
     tied: Arrays | None = None,
     scales: Arrays | None = None,
+    diagonal: str | Sequence[str] = (),
 ) -> Free:
-    """Read `fixed` and `shared`; what is shared starts from the values of mode 0.
+    """Read `fixed`, `shared` and `diagonal`; what is shared starts from the values of mode 0.
 
     `tied` marks entries that constraints compute from others; `scales` are those of `Free`.
     """
@@ -324,7 +347,15 @@ def choose(
             raise ArgumentError(
                 f"fit: {name} cannot be shared by modes. Share matrices, noises, offsets or inputs."
             )
-    masks = {}
+    masks, diagonal = {}, [diagonal] if isinstance(diagonal, str) else diagonal
+    for name in diagonal:
+        off = ~np.eye(values[name].shape[-1], dtype=bool) if name in COVARIANCES[:2] else None
+        if off is None or values[name][..., off].any():
+            raise ArgumentError(
+                f"fit: diagonal has {name!r}. Pass process_noise or observation_noise, and start from a "
+                "diagonal one."
+            )
+        held[name] = off | np.asarray(held.get(name, False), dtype=bool)
     for name, value in values.items():
         if name in INITIAL and not learn_initial:
             continue
@@ -374,7 +405,7 @@ def units(
         diagonal = np.diagonal(values[name], axis1=-2, axis2=-1)
         return np.asarray(diagonal.reshape(-1, diagonal.shape[-1]).mean(0))
 
-    Q, R, P = (own(name) for name in COVARIANCES)
+    Q, R, P = (own(name) for name in COVARIANCES[:3])
     x = sizes(np.where(Q > 0, Q, P))
     y = np.array([_deviation(column[~np.isnan(column)]) for column in rows.T])
     u = sizes(inputs.reshape(-1, inputs.shape[-1]).var(0)) if inputs.size else np.ones(inputs.shape[-1])
@@ -387,7 +418,7 @@ def units(
         "observation_input": y[:, None] / u,
         "initial_mean": x,
     }
-    for name, size in zip(COVARIANCES, (sizes(Q), sizes(R), sizes(P)), strict=True):
+    for name, size in zip(COVARIANCES[:3], (sizes(Q), sizes(R), sizes(P)), strict=True):
         scales[name] = np.where(np.eye(len(size), dtype=bool), 1.0, size[:, None])
     return scales, {"observation_noise": y, "process_noise": x}
 

@@ -78,11 +78,11 @@ def name_parameters(
     scales: Mapping[str, np.ndarray],
     leans: Mapping[tuple[str, str], np.ndarray] | None = None,
 ) -> Named:
-    """Named parameters with the fixed values put in; `held` marks entries that are never learned.
+    """Named parameters with the fixed values put in, where these are not NaN; `held` is never learned.
 
     `scales` say how far starts are drawn apart, in units of the parameter; `leans` are as in `Free`.
     """
-    values = dict(values)
+    values, free = dict(values), dict[str, np.ndarray]()
     for name, value in (fixed or {}).items():
         if name not in values:
             raise ArgumentError(f"{what}: fixed has {name!r}. Pass some of {sorted(values)}.")
@@ -90,7 +90,9 @@ def name_parameters(
         if given.ndim == values[name].ndim - 1 and name != "transition" and values[name].ndim > 1:
             given = given[None] if given.shape == values[name].shape[1:] else given[..., None]
         try:
-            values[name] = np.broadcast_to(given, values[name].shape).copy()
+            given = np.broadcast_to(given, values[name].shape)
+            free[name] = np.isnan(given)
+            values[name] = np.where(free[name], values[name], given)
         except ValueError:
             raise ArgumentError(
                 f"{what}: fixed {name} has shape {np.shape(value)}. Pass {values[name].shape}."
@@ -98,20 +100,21 @@ def name_parameters(
     ties, tied = read_constraints(constraints, values)
     masks = {}
     for name, value in values.items():
-        mask = np.full(value.shape, name not in (fixed or {}))
+        mask = free.get(name, np.ones(value.shape, dtype=bool))
         mask &= ~(tied.get(name, np.zeros_like(mask)) | held.get(name, np.zeros_like(mask)))
         if mask.any() and not (name == "transition" and len(value) == 1):
             masks[name] = mask
     own = (*switching, "transition", INPUT, AGE)
-    shared = frozenset(name for name in masks if name not in own and name not in tied and name not in held)
-    free = Free(values, masks, shared, bounds, scales, leans) if masks else None
+    alike = [name for name, mask in masks.items() if (mask == mask[:1]).all()]
+    shared = frozenset(name for name in alike if name not in own and name not in held)
+    learned = Free(values, masks, shared, bounds, scales, leans) if masks else None
     constants = {name: torch.from_numpy(value) for name, value in values.items()}
 
     def natural(theta: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = constants if free is None else constants | free.natural(theta)
+        found = constants if learned is None else constants | learned.natural(theta)
         return apply_constraints(ties, tied, found) if ties else found
 
-    return Named(values, free, natural, bool(ties))
+    return Named(values, learned, natural, bool(ties))
 
 
 def climb_named(
@@ -173,7 +176,8 @@ def climb_named(
 
     if free is not None and end.status is FitStatus.STALLED:
         end = replace(end, reason=free.same_regimes(end.point, np.argsort(order)) or end.reason)
-    found = {"estimates": arranged(estimates), "standard_errors": arranged(errors), "model": None}
+    found: dict[str, Any] = {"estimates": arranged(estimates), "standard_errors": arranged(errors)}
+    found |= {"model": None, "bounds": {} if free is None else free.bounds}
     return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
 
 

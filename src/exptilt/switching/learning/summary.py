@@ -12,7 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
+from ..._support.checks import whole
+from ..._support.errors import ArgumentError
 from ..._support.plotting import html_curves
 from ..checks import plain
 from ..inference.filter import Filtered, filter_series
@@ -21,10 +24,11 @@ from ..parameters import ModelParameters
 from ..series import Values, arrange
 from .chain import stationary
 from .climb import End, FitStatus
-from .free_parameters import COVARIANCES
+from .free_parameters import COVARIANCES, Bounds, interval
 
 TextTable = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 Fitted = TypeVar("Fitted")
+PROBABILITIES = dict.fromkeys(("transition", "initial_probability"), (0.0, 1.0))
 HEADER = ("estimate", "standard error", "z", "p", "low", "high")
 
 
@@ -150,6 +154,8 @@ class Fit(Generic[Fitted]):
             told apart.
         y, inputs: what `model` filters.
         filter: the filter whose likelihood it is.
+        bounds: lowest and highest value of parameters that have one; their intervals are taken in logarithms
+            or logits, and stay within.
     """
 
     model: Fitted
@@ -171,6 +177,7 @@ class Fit(Generic[Fitted]):
     y: Any = None
     inputs: Any = None
     filter: str = "gpb2"
+    bounds: Bounds = field(default_factory=dict)
 
     @classmethod
     def _of(
@@ -195,6 +202,7 @@ class Fit(Generic[Fitted]):
             numbers = state["parameters"]
             state = state | {"estimates": {"parameters": numbers}, "free_parameters": len(numbers)}
         before = {"eigenvalues": np.zeros(0), "estimates": {}, "trace": np.zeros(1), "observations": 0}
+        before["bounds"] = {}
         self.__dict__.update(before | state)
 
     def __repr__(self) -> str:
@@ -285,6 +293,82 @@ class Fit(Generic[Fitted]):
             post = filter_series(self._any, self.y, method=self.filter, inputs=self.inputs)
         return arrange(quantile_residuals(post), post.data, "output")
 
+    def impulse_response(
+        self, steps: int, *, stay: bool = False, shock: str | ArrayLike = "cholesky"
+    ) -> np.ndarray:
+        r"""What a shock does later, ``(regimes, steps + 1, m, k)``: by the regime it falls into.
+
+        Given the regimes an autoregression is linear, so the response averaged over all regimes to come is a
+        product of matrices, summed over the chain exactly: no paths are drawn.
+
+        Args:
+            steps: how many after that of the shock.
+            stay: as if the regime lasted for ever; else averaged over what the chain may do from it (by its
+                base law, where covariates or ages move it).
+            shock: "cholesky" for shocks of one deviation, each orthogonal to the earlier components;
+                "generalised" for one deviation of a component and what comes with it on average (Pesaran and
+                Shin); or ``(m, k)`` shocks as columns.
+        """
+        A = self.estimates.get("autoregression")
+        if A is None or A.ndim not in (2, 4) or whole("impulse_response", "steps", steps) < 1:
+            raise ArgumentError("impulse_response: the fit has no lags. Pass one of markov_var.")
+        A = A[:, :, None, None] if A.ndim == 2 else A
+        M, order, m, _ = A.shape
+        noise = self.estimates.get("covariance")
+        noise = (self.estimates["deviation"] ** 2)[:, None, None] if noise is None else noise
+        if isinstance(shock, str):
+            if shock not in ("cholesky", "generalised"):
+                raise ArgumentError(
+                    f'impulse_response: shock is {shock!r}. Pass "cholesky", "generalised" or a matrix.'
+                )
+            deviation = np.sqrt(np.diagonal(noise, axis1=1, axis2=2))[:, None]
+            hits = np.linalg.cholesky(noise) if shock == "cholesky" else noise / deviation
+        else:
+            hits = np.broadcast_to(np.asarray(shock, dtype=np.float64), (M, m, np.shape(shock)[-1]))
+        F = np.zeros((M, order * m, order * m))
+        F[:, :m] = A.transpose(0, 2, 1, 3).reshape(M, m, -1)
+        F[:, range(m, order * m), range(order * m - m)] = 1.0
+        P = np.eye(M) if stay else self.estimates["transition"]
+        # law[r, s]: mean of the response in regime s times its chance, of a shock that fell into regime r
+        law = np.zeros((M, M, order * m, hits.shape[-1]))
+        law[range(M), range(M), :m] = hits
+        out = [law.sum(1)[:, :m]]
+        for _ in range(steps):
+            law = F @ np.einsum("st,rsak->rtak", P, law)
+            out.append(law.sum(1)[:, :m])
+        return np.stack(out, 1)
+
+    def future_paths(self, steps: int, *, draws: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Drawn futures of an autoregression: regimes ``(draws, steps)`` and values ``(draws, steps, m)``.
+
+        Args:
+            steps: how many.
+            draws: how many futures.
+            seed: of the draws.
+        """
+        model, rng, y = self._any, np.random.default_rng(seed), plain(self.y)
+        m, order = model.outputs, self.order
+        if not order or self.inputs is None or self.inputs.shape[1] != order * m or model.transition.ndim > 2:
+            raise ArgumentError(
+                "future_paths: the fit has other inputs than lags, or none. Use `fit.model.filter(...)"
+                ".forecast(steps, inputs=...)`."
+            )
+        rows = np.concatenate([self.inputs[0].reshape(order, m)[::-1], y.reshape(-1, m)])
+        weight = plain(model.filter(self.y, method=self.filter, inputs=self.inputs).mode_probability)[-1]
+        mode = rng.choice(len(weight), draws, p=weight / weight.sum())
+        past = np.repeat(rows[: -order - 1 : -1].reshape(1, -1), draws, 0)  # the latest first, as the inputs
+        chance, root = model.transition.cumsum(1), np.linalg.cholesky(model.observation_noise)
+        regimes, values = np.zeros((draws, steps), dtype=np.int64), np.zeros((draws, steps, m))
+        for k in range(steps):
+            mode = np.minimum((chance[mode] < rng.random((draws, 1))).sum(1), len(weight) - 1)
+            mean = model.observation_offset[mode] + np.einsum(
+                "dmr,dr->dm", model.observation_input[mode], past
+            )
+            values[:, k] = mean + np.einsum("dab,db->da", root[mode], rng.normal(size=(draws, m)))
+            past = np.concatenate([values[:, k], past], 1)[:, : order * m]
+            regimes[:, k] = mode // (len(weight) // self.regimes)
+        return regimes, values
+
     def summary(self, *, level: float = 0.95) -> Summary:
         """Estimates with intervals, regimes, criteria and residual tests; text that is also table and HTML.
 
@@ -293,7 +377,7 @@ class Fit(Generic[Fitted]):
         """
         errors = self.standard_errors
         errors = {"parameters": errors} if isinstance(errors, np.ndarray) else errors
-        rows = _estimate_rows(self.estimates, errors, self.regimes, level)
+        rows = _estimate_rows(self.estimates, errors, self.regimes, level, self.bounds)
         facts = [
             f"{self.regimes} regimes, {self.observations} observations, {self.free_parameters} parameters",
             f"log-likelihood {self.log_likelihood:.4f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}",
@@ -355,7 +439,11 @@ def _mean_transition(model: ModelParameters) -> np.ndarray:
 
 
 def _estimate_rows(
-    estimates: dict[str, np.ndarray], errors: dict[str, np.ndarray] | None, regimes: int, level: float
+    estimates: dict[str, np.ndarray],
+    errors: dict[str, np.ndarray] | None,
+    regimes: int,
+    level: float,
+    bounds: Bounds,
 ) -> list[tuple[str, tuple[float, ...]]]:
     """One row a learned number; what all regimes share stands once."""
     from scipy.special import ndtr, ndtri
@@ -376,7 +464,11 @@ def _estimate_rows(
             index = where[1:] if once or regimes == 1 == len(values) else where
             z = value / error if error > 0 else np.nan
             label = name + (f"[{', '.join(map(str, index))}]" if index else "")
-            ends = (value - reach * error, value + reach * error)
+            variance = name in COVARIANCES and where[-1] == where[-2]
+            limits = (
+                (0.0, np.inf) if variance else bounds.get(name, PROBABILITIES.get(name, (-np.inf, np.inf)))
+            )
+            ends = interval(value, reach * error, *limits)
             rows.append((label, (value, error, z, float(2 * ndtr(-abs(z))), *ends)))
     return rows
 

@@ -16,9 +16,10 @@ circular, in collapse, sigma points and innovations alike.
 """
 
 from ..inference.results import Filtered, Smoothed
+from ..learning.differences import fit_nonlinear
 from .model import SwitchingNonlinear
-from .recurrent import RecurrentSwitching, fit_recurrent
+from .recurrent import RecurrentSwitching
 
-__all__ = ["RecurrentSwitching", "SwitchingNonlinear", "fit_recurrent"]
+__all__ = ["RecurrentSwitching", "SwitchingNonlinear", "fit_nonlinear"]
 
 NonlinearFiltered, NonlinearSmoothed = Filtered, Smoothed  # the names in older pickles

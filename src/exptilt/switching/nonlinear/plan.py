@@ -9,9 +9,11 @@ from ..._support import native
 from ..._support.errors import ArgumentError
 from ..arrays import LOG_TWO_PI
 from ..checks import plain
+from ..inference.forecast import Forecast
 from ..inference.online import OnlineState, Plan
 from ..inference.online.state import _state
 from ..inference.simulate import root
+from ..series import Data, SeriesLike
 from .laws import FactorRows, check_linearize, collapse, triangles, wrap
 
 if TYPE_CHECKING:
@@ -43,6 +45,22 @@ class NonlinearPlan(Plan):
         if not self.r:
             raise ArgumentError("online: the functions take no inputs. Make the model with inputs=r.")
         return np.ascontiguousarray(self.inputs(inputs))
+
+    def forecast(
+        self,
+        rows: np.ndarray,
+        data: Data,
+        steps: int,
+        inputs: SeriesLike | None,
+        level: float,
+        every: float | None,
+    ) -> Forecast:
+        """The laws of rows carried on, with nothing observed."""
+        del every  # there is no clock
+        laws = rows[:, self.part["laws"]].reshape(len(rows), self.M, self.law)
+        mean, factor = laws[..., : self.n].reshape(len(rows), -1), laws[..., self.n :].reshape(len(rows), -1)
+        law = FactorRows(mean, factor, np.ascontiguousarray(rows[:, self.part["log_mode"]]))
+        return self.model._forecast(data, law, steps, inputs, level, self.linearize)
 
     def frame(self) -> Any:
         """A frame for the kernel, with all that does not change from step to step."""

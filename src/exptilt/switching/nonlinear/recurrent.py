@@ -10,12 +10,11 @@ mode j moves the law N(m, P) of mode i, that law is tilted by the chance of goin
 
 These are integrals over as many directions as scores differ in, at most M − 1 and at most n: with P = L L',
 x = m + L u, only the components of u in the row space of (R − R_0) L matter, and the others stay as they are.
-They are taken with `NODES` Gauss–Hermite nodes in each such direction. The rest is GPB2: M² tilted laws are
+They are sums over `NODES` nodes in each such direction. The rest is GPB2: M² tilted laws are
 moved, updated and collapsed to M, and backwards Kim's pass goes through the same tilted laws. With R = 0
 nothing is tilted, and both are GPB2 and its smoother.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -23,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 from ..._support.errors import ArgumentError
 from ..arrays import LOG_TWO_PI
@@ -32,15 +30,12 @@ from ..inference.moments import SENSOR, STEP, by_row, mixture, rauch
 from ..inference.problem import prepare
 from ..inference.results import Filtered, Laws, Smoothed
 from ..inference.simulate import Sample, root
-from ..learning.differences import by_differences
-from ..learning.maximum_likelihood import parametric_fit
-from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
 from ..series import Data, SeriesLike
 
 _check = Checker("RecurrentSwitching")
-NODES = 41  # in each direction: exact for polynomials of degree 81; sharp scores need many
-MOST = 4000  # nodes in all; with more directions there are fewer in each
+NODES = 63  # in each direction, evenly from −7 to 7: of smooth functions such sums are exact to rounding
+MOST = 4000  # nodes in all; with more than two directions there are fewer in each, those of Gauss–Hermite
 
 
 class Tilted(NamedTuple):
@@ -248,41 +243,6 @@ class RecurrentSwitching:
             return (np.log(columns[0]), *columns[1:])
 
 
-def fit_recurrent(
-    build: Callable[[torch.Tensor], RecurrentSwitching],
-    start: ArrayLike,
-    y: SeriesLike,
-    *,
-    inputs: SeriesLike | None = None,
-    max_steps: int = 200,
-    tolerance: float = 1e-6,
-    progress: bool | None = None,
-) -> Fit[Any]:
-    """Maximum likelihood of a recurrent model that is a function of a vector; slopes by differences.
-
-    Args:
-        build: from a ``(k,)`` float64 tensor to a model.
-        start: ``(k,)`` numbers.
-        y: the data, as for `RecurrentSwitching.filter`.
-        inputs: as there.
-        max_steps: how many at most.
-        tolerance: stop when the log-likelihood rises by less than this.
-        progress: show a bar always, never, or (None) where somebody looks.
-    """
-    origin = np.array(plain(start)).reshape(-1)
-    data, _ = build(torch.from_numpy(origin))._prepared(y, inputs, "fit_recurrent")
-
-    def value(theta: np.ndarray) -> float:
-        try:
-            post = build(torch.from_numpy(theta)).filter(y, inputs=inputs)
-        except ArgumentError:
-            return np.inf
-        return -float(np.sum(plain(post.log_likelihood)))
-
-    limits, seen = (max_steps, tolerance, progress), int((~np.isnan(data.rows)).sum())
-    return parametric_fit(build, by_differences(value), [origin], limits, seen)
-
-
 def tilt(R: np.ndarray, transition: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> Tilted:
     """Laws N(mean_i, cov_i) tilted by the chance of going to each mode, and these chances."""
     M, n = mean.shape
@@ -291,7 +251,7 @@ def tilt(R: np.ndarray, transition: np.ndarray, mean: np.ndarray, cov: np.ndarra
         L = root(cov[i])
         _, s, directions = np.linalg.svd((R - R[0]) @ L)
         V = directions[: int((s > 1e-12 * max(s.max(initial=0.0), 1e-300)).sum())].T
-        nodes, weight = grid(V.shape[1])
+        nodes, weight, squares = grid(V.shape[1])
         LV = L @ V
         with np.errstate(divide="ignore"):
             score = np.log(transition[i]) + (mean[i] + nodes @ LV.T) @ R.T
@@ -300,8 +260,8 @@ def tilt(R: np.ndarray, transition: np.ndarray, mean: np.ndarray, cov: np.ndarra
         total = share.sum(0)
         chance[i], share = total, share / np.where(total > 0, total, 1.0)
         center = share.T @ nodes
-        gap = nodes[:, None] - center
-        spread = np.einsum("kj,kja,kjb->jab", share, gap, gap) - np.eye(V.shape[1])
+        spread = (share.T @ squares).reshape(M, *V.shape[1:], *V.shape[1:]) - np.eye(V.shape[1])
+        spread -= center[:, :, None] * center[:, None]
         here = (total > 0)[:, None, None]
         means[i] = mean[i] + np.where(here[..., 0], center @ LV.T, 0.0)
         covs[i] = cov[i] + np.where(here, LV @ spread @ LV.T, 0.0)
@@ -309,13 +269,14 @@ def tilt(R: np.ndarray, transition: np.ndarray, mean: np.ndarray, cov: np.ndarra
 
 
 @cache
-def grid(directions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes ``(K, directions)`` and weights of a standard Gaussian, by products of Gauss–Hermite's."""
+def grid(directions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes ``(K, directions)`` and weights of a standard Gaussian, and products of two coordinates."""
     each = min(NODES, int(MOST ** (1 / max(directions, 1))))
-    x, w = np.polynomial.hermite_e.hermegauss(each)
+    x, w = np.polynomial.hermite_e.hermegauss(each) if each < NODES else (np.linspace(-7, 7, NODES),) * 2
+    w = w if each < NODES else np.exp(-x * x / 2)
     nodes = np.array(list(product(x, repeat=directions))).reshape(each**directions, directions)
     weight = np.array([np.prod(part) for part in product(w / w.sum(), repeat=directions)])
-    return nodes, weight
+    return nodes, weight, (nodes[:, :, None] * nodes[:, None]).reshape(len(nodes), -1)
 
 
 def see(

@@ -1,7 +1,7 @@
 """What the states of one online filter have in common; the states themselves are `state.py`."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,14 @@ import torch
 from numpy.typing import ArrayLike
 
 from ...._support import native
-from ...._support.checks import whole
+from ...._support.checks import number, whole
 from ...._support.errors import ArgumentError
 from ...._support.threads import run_kernel
 from ...arrays import METHODS, KeptParameters, address
 from ...checks import plain
 from ...parameters import RANKS, ModelParameters
+from ...series import Data, SeriesLike
+from ..forecast import Forecast, forecast
 from ..moments import mixture, unknown
 from ..problem import as_models, prepare
 
@@ -34,6 +36,7 @@ class Plan:
     kind = "linear"
     kernel = "step_gaussian_rows"
     constant: np.ndarray | None
+    clock: Callable[[float], ModelParameters] | None = None
     first: bool
     r: int
 
@@ -54,7 +57,13 @@ class Plan:
         self._frames = list[tuple[Any, ...]]()  # free ones; threads take their own
         self._function = native.function(self.kernel)
 
-    def __init__(self, models: Sequence[ModelParameters], method: str, batch: int | None) -> None:
+    def __init__(
+        self,
+        models: Sequence[ModelParameters],
+        method: str,
+        batch: int | None,
+        clock: Callable[[float], ModelParameters] | None = None,
+    ) -> None:
         self.models = as_models(list(models), "online")
         first = self.models[0]
         self._size(method, batch, first.modes, first.states, first.outputs)
@@ -74,10 +83,65 @@ class Plan:
                 "under torch.no_grad()."
             )
         self.p, self.diffuse = KeptParameters(*problem.parameters), problem.diffuse
+        self.clock, self._at = clock, dict[float, Plan]()
+        if clock is not None and (self.diffuse.any() or self.steps is not None):
+            raise ArgumentError(
+                "online: with a clock the initial law must be proper, and no parameter may vary by step. "
+                "Give initial_covariance finite numbers."
+            )
         M, n, sensor = self.M, self.n, self.m * self.n + self.m + self.m**2
         move = 3 * n * n + n
         self.width = 2 * M * M + M * (move + sensor) + len(self.p.maps) // (n * n) * move
         self.constant = None if self.takes or self.steps is not None else self.matrices(0, None)
+
+    def at(self, before: float | None, time: float | None) -> "Plan":
+        """The plan of a step from time `before` to `time`; the last few lengths are remembered."""
+        if self.clock is None or before is None:
+            raise ArgumentError(f"online: time is {time}, and the state has no clock. Pass clock= to online.")
+        if time is None:
+            raise ArgumentError("online: the state has a clock. Pass time=, when this was seen.")
+        if number("online", "time", time) < before:
+            raise ArgumentError(
+                f"online: time is {time}, the last step was at {before}: an observation out of sequence. "
+                "Pass observations in order of time, or go on from an earlier state."
+            )
+        return self.lasting(time - before)
+
+    def lasting(self, length: float) -> "Plan":
+        """The plan of steps of a length."""
+        if length not in self._at:
+            assert self.clock is not None
+            model = self.clock(length)
+            sizes = (self.M, self.n, self.m)
+            if not isinstance(model, ModelParameters) or (model.modes, model.states, model.outputs) != sizes:
+                raise ArgumentError(
+                    f"online: clock({length}) gave {model!r:.100}. Return a model with {self.M} modes, "
+                    f"{self.n} states and {self.m} outputs."
+                )
+            if len(self._at) > 100:
+                self._at.clear()
+            self._at[length] = Plan([model], self.method, self.batch)
+        return self._at[length]
+
+    def step_matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
+        """The matrices of step t, remembered where nothing changes."""
+        return self.constant if inputs is None and self.constant is not None else self.matrices(t, inputs)
+
+    def forecast(
+        self,
+        rows: np.ndarray,
+        data: Data,
+        steps: int,
+        inputs: SeriesLike | None,
+        level: float,
+        every: float | None,
+    ) -> Forecast:
+        """The laws of rows carried on, with nothing observed."""
+        M, n, laws = self.M, self.n, rows[:, self.part["laws"]].reshape(len(rows), self.M, self.law)
+        law = rows[:, self.part["log_mode"]], laws[..., :n], laws[..., n:].reshape(-1, M, n, n)
+        every = None if every is None else number("online", "every", every, least=0.0)
+        models = self.models if every is None else self.lasting(every).models
+        return forecast(models, data, law, steps, inputs, level)
 
     def frame(self) -> Any:
         """A frame for the kernel, with all that does not change from step to step."""
@@ -157,13 +221,18 @@ class Plan:
                 if field.name != "start" and getattr(one, field.name) is not None:
                     kept[f"model.{k}.{field.name}"] = plain(getattr(one, field.name))
         about = {"start": self.models[0].start, "models": len(self.models), "torch": self.torch}
+        about["clock"] = self.clock is not None
         return kept, about
 
     @classmethod
     def restored(cls, kept: Mapping[str, np.ndarray], about: Mapping[str, Any], model: Any) -> "Plan":
         """The plan that `stored` wrote."""
-        if model is not None:
-            raise ArgumentError("OnlineState.load: the file already contains its models. Leave model out.")
+        if about.get("clock", False) is not callable(model):
+            raise ArgumentError(
+                "OnlineState.load: the file already contains its models. Leave model out."
+                if model is not None
+                else "OnlineState.load: the state has a clock, a function in no file. Pass it as model=."
+            )
         models = []
         for k in range(about["models"]):
             lead = f"model.{k}."
@@ -171,7 +240,7 @@ class Plan:
             if about["torch"]:
                 values = {name: torch.from_numpy(value) for name, value in values.items()}
             models.append(ModelParameters(**values, start=about["start"]))
-        return cls(models, about["method"], about["batch"])
+        return cls(models, about["method"], about["batch"], model)
 
     @cached_property
     def input_matrices(self) -> list[np.ndarray]:

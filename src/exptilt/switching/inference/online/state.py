@@ -8,6 +8,7 @@ is diffuse, what was seen is kept and filtered again; after that a step is one c
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from ...._support.checks import number
 from ...._support.errors import ArgumentError, MissingExtraError
 from ...._support.files import draft
 from ...arrays import address
 from ...checks import plain
 from ...parameters import ModelParameters
-from ...series import Values
+from ...series import Values, read
 from ..filter import filter_series
+from ..forecast import Forecast
 from ..gaussian_laws import GaussianLaws
 from ..problem import stopped
 from ..results import Filtered
@@ -71,8 +74,9 @@ class OnlineState:
     observation; after `update` or `step`, those given it. With a batch of B they have a leading axis B.
     """
 
-    __slots__ = ("_history", "_matrices", "_numbers", "_place", "_plan", "_predicted", "_seen", "t")
+    __slots__ = ("_history", "_matrices", "_numbers", "_place", "_plan", "_predicted", "_seen", "t", "time")
     t: int
+    time: float | None  # of the last step, where there is a clock
     _plan: Plan
     _numbers: np.ndarray  # rows and, if `_seen`, the observation they were updated by
     _place: int
@@ -93,6 +97,8 @@ class OnlineState:
         *,
         method: str = "imm",
         batch: int | None = None,
+        clock: Callable[[float], ModelParameters] | None = None,
+        time: float = 0.0,
     ) -> "OnlineState":
         """The state before anything was seen.
 
@@ -100,17 +106,20 @@ class OnlineState:
             model: a model, or a list of models of the same sizes, one for each member of a batch.
             method: "imm", "gpb2" or "gpb1".
             batch: how many members; None for one, whose results have no batch axis.
+            clock: from the time since the last step to the model of a step as long; steps then take `time=`.
+            time: when the initial law holds, with a clock.
         """
         if not isinstance(model, (ModelParameters, list, tuple)):
             raise ArgumentError(
                 f"online: got {type(model).__name__}. Pass a list of models, or call its online."
             )
         models = [model] if isinstance(model, ModelParameters) else list(model)
-        plan = Plan(models, method, batch if isinstance(model, ModelParameters) else len(models))
+        plan = Plan(models, method, batch if isinstance(model, ModelParameters) else len(models), clock)
         p, M, n = plan.p, plan.M, plan.n
         cov = np.where(np.diag(plan.diffuse), np.inf, p.initial_covariance.reshape(-1, M, n, n))
         rows = plan.rows(p.initial_log_probability, p.initial_mean.reshape(-1, M, n), cov, np.zeros(1))
-        return _state(plan, rows, 0, history=() if plan.diffuse.any() else None)
+        begun = None if clock is None else number("online", "time", time)
+        return _state(plan, rows, 0, history=() if plan.diffuse.any() else None, time=begun)
 
     @classmethod
     def after(cls, post: Any) -> "OnlineState":
@@ -146,28 +155,62 @@ class OnlineState:
         said = "predicted" if self._predicted else "updated"
         return f"OnlineState({self._plan.method}, t={self.t}, {said}, batch={self._plan.batch})"
 
-    def step(self, y: ArrayLike | None, *, inputs: ArrayLike | None = None) -> "OnlineState":
+    def step(
+        self, y: ArrayLike | None, *, inputs: ArrayLike | None = None, time: float | None = None
+    ) -> "OnlineState":
         """The state one step on, given what is seen there: `predict`, then `update`.
 
         Args:
             y: ``(m,)``, or ``(B, m)`` for a batch; NaN, or None for all, where nothing was seen.
             inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
+            time: when, where there is a clock; not before the last step.
         """
-        if self._history is not None:
+        if self._history is not None and time is None:
             return self._diffuse_step(y, inputs)
-        return self._go(self._plan.read(y), True, inputs)
+        return self._go(self._plan.read(y), True, inputs, time)
 
-    def predict(self, *, inputs: ArrayLike | None = None) -> "OnlineState":
+    def predict(self, *, inputs: ArrayLike | None = None, time: float | None = None) -> "OnlineState":
         """The state before the next observation; calling it twice skips an observation.
 
         Args:
             inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
+            time: when, where there is a clock; not before the last step.
         """
+        self._check_known()
+        return self._go(None, True, inputs, time)
+
+    def forecast(
+        self, steps: int, *, inputs: ArrayLike | None = None, level: float = 0.9, every: float | None = None
+    ) -> Forecast:
+        """What may be seen at the next steps: means, intervals and mode probabilities, as of `filter`.
+
+        Args:
+            steps: how many.
+            inputs: ``(steps, r)``, or ``(B, steps, r)`` for a batch, where the model has input matrices.
+            level: of the intervals.
+            every: the time from step to step, where there is a clock.
+        """
+        self._check_known()
+        plan = self._plan
+        if self.t == 0 and plan.first:
+            raise ArgumentError("online: nothing was seen yet, so nothing can be forecast. Call step first.")
+        if (every is None) is not (plan.clock is None):
+            raise ArgumentError(
+                f"online: every is {every!r}, and the state has {'no' if plan.clock is None else 'a'} clock. "
+                "Pass the time between steps with a clock, and none without."
+            )
+        now = self._go(plan.read(None), False, None) if self._predicted else self
+        blank = np.zeros((plan.members, 1, plan.m))
+        data = read(torch.from_numpy(blank) if plan.torch else blank, plan.m)
+        layout = "single" if plan.batch is None else data.layout
+        data = replace(data, starts=np.arange(plan.members + 1) * now.t, layout=layout)
+        return plan.forecast(now._rows, data, steps, inputs, level, every)
+
+    def _check_known(self) -> None:
         if self._history is not None:
             raise ArgumentError(
                 "online: a state is still diffuse, so nothing can be predicted. Call step until it is seen."
             )
-        return self._go(None, True, inputs)
 
     def update(self, y: ArrayLike | None) -> "OnlineState":
         """The predicted state, given what was seen.
@@ -179,22 +222,28 @@ class OnlineState:
             raise ArgumentError("online: update without a prediction. Call predict first, or step.")
         return self._go(self._plan.read(y), False, None)
 
-    def _go(self, y: np.ndarray | None, ahead: bool, inputs: ArrayLike | None) -> "OnlineState":
+    def _go(
+        self, y: np.ndarray | None, ahead: bool, inputs: ArrayLike | None, time: float | None = None
+    ) -> "OnlineState":
         plan, t, matrices, before = self._plan, self.t, self._matrices, self
         begun = False
         if ahead:
             if self._predicted:  # nothing was seen at that step
                 before = self._go(plan.read(None), False, None)
             begun = t == 0 and plan.first
-            constant = inputs is None and plan.constant is not None
-            matrices = plan.constant if constant else plan.matrices(t, inputs)
+            if plan.clock is not None or time is not None:
+                matrices = plan.at(self.time, time).step_matrices(0, inputs)
+            else:
+                matrices = plan.step_matrices(t, inputs)
             t += 1
+        else:
+            time = self.time
         assert matrices is not None
         numbers, place, bad = plan.advance(matrices, before._place, y, ahead, begun)
         if bad >= 0:
             raise _failure(plan, bad, t, np.empty(0) if y is None else y)
         made = object.__new__(OnlineState)
-        made._plan, made._numbers, made._place, made.t = plan, numbers, place, t
+        made._plan, made._numbers, made._place, made.t, made.time = plan, numbers, place, t, time
         made._predicted, made._seen, made._matrices, made._history = y is None, y is not None, matrices, None
         return made
 
@@ -318,6 +367,7 @@ class OnlineState:
             "method": plan.method,
             "batch": plan.batch,
             "t": self.t,
+            "time": self.time,
             "predicted": self._predicted,
             "history": None if self._history is None else len(self._history),
         }
@@ -332,7 +382,7 @@ class OnlineState:
 
         Args:
             path: the file.
-            model: the `SwitchingNonlinear` it was saved from, whose functions are in no file.
+            model: the `SwitchingNonlinear` it was saved from, or its clock: functions are in no file.
         """
         library = _safetensors()
         if not Path(path).is_file():
@@ -368,6 +418,7 @@ class OnlineState:
             matrices=kept.get("matrices"),
             y=kept.get("y"),
             history=None if about["history"] is None else history,
+            time=about.get("time"),
         )
 
 
@@ -379,13 +430,14 @@ def _state(
     matrices: np.ndarray | None = None,
     y: np.ndarray | None = None,
     history: tuple[Any, ...] | None = None,
+    time: float | None = None,
 ) -> OnlineState:
     made = object.__new__(OnlineState)
     numbers = np.full(plan.room, np.nan)
     numbers[: plan.end] = rows.ravel()
     if y is not None:
         numbers[plan.end :] = y.ravel()
-    made._plan, made._numbers, made._place, made.t = plan, numbers, address(numbers), t
+    made._plan, made._numbers, made._place, made.t, made.time = plan, numbers, address(numbers), t, time
     made._predicted, made._seen, made._matrices, made._history = predicted, y is not None, matrices, history
     return made
 

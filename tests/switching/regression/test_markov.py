@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from exptilt._support.errors import ArgumentError
-from exptilt.switching import FitStatus, local_level, markov_autoregression, markov_regression
-from exptilt.switching.hidden_chain import Modes, likelihood, transitions
-from exptilt.switching.learning.named import name_parameters
-from exptilt.switching.markov import _level_objective, build, divided_levels, fit_levels
+from exptilt.switching import local_level, markov_autoregression, markov_regression
+from exptilt.switching.regression.hidden_chain import Modes, likelihood, transitions
+from exptilt.switching.regression.markov import build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # statsmodels says much
 
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "markov_series.json"
+DATA = Path(__file__).resolve().parents[2] / "data" / "markov_series.json"
 
 
 def series():
@@ -228,27 +227,3 @@ def test_counts_are_whole_numbers(options, said):
             fit(y, **options)
     with pytest.raises(ArgumentError, match=r"order is 1\.5"):
         markov_autoregression(y, order=1.5)
-
-
-def test_levels_on_the_hidden_chain():
-    """One column: the likelihood of `markov_regression`; two with gaps: that of the filter."""
-    rng = np.random.default_rng(0)
-    y = np.where((np.arange(80) // 20) % 2, 3.0, 0.0)[:, None] + rng.normal(size=(80, 2))
-    one = fit_levels(y[:, :1], 2, 2, 0)
-    other = markov_regression(y[:, 0], switching=("intercept", "deviation"), starts=2)
-    assert one.log_likelihood == pytest.approx(other.log_likelihood, abs=1e-6)
-    np.testing.assert_allclose(
-        one.standard_errors["observation_offset"][:, 0], other.standard_errors["intercept"], rtol=1e-3
-    )
-    y[3, 0] = y[5, 1] = np.nan
-    y[7] = np.nan
-    fit = fit_levels(y, 2, 1, 0)
-    assert fit.status is FitStatus.CONVERGED
-    assert fit.log_likelihood == pytest.approx(fit.model.filter(y).log_likelihood, abs=1e-8)
-    values = {"transition": fit.estimates["transition"], **divided_levels(y, np.nanstd(y, 0), 2)}
-    names = frozenset(("observation_offset", "observation_noise"))
-    named = name_parameters("test", values, names, {}, None, (), {}, {})
-    evaluate, theta = _level_objective(Modes.of(2, 0, 1), y, named), 0.3 * rng.normal(size=named.free.size)
-    steps = 1e-5 * np.eye(len(theta))
-    slope = [(evaluate(theta + h)[0] - evaluate(theta - h)[0]) / 2e-5 for h in steps]
-    np.testing.assert_allclose(evaluate(theta)[1], slope, atol=1e-6)

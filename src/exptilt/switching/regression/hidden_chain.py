@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._support import native
-from .._support.errors import ArgumentError
-from .arrays import filled
-from .learning.chain import AGE, INPUT, driven
-from .learning.named import pulled
+from ..._support import native
+from ..._support.errors import ArgumentError
+from ..arrays import filled
+from ..learning.chain import AGE, INPUT, driven
+from ..learning.named import pulled
+from ..model import SwitchingLinearGaussian
 
+MOST = 256  # modes: regimes to the power of order + 1
 PARTS = ("intercept", "coefficients", "autoregression", "deviation")
 
 
@@ -237,3 +239,29 @@ def transitions(
 
     made, pull = pulled(drive, moved)
     return made["P"], lambda bar: pull({"P": bar})
+
+
+def chain_model(
+    modes: Modes, P: np.ndarray, offset: np.ndarray, matrix: np.ndarray, noise: np.ndarray
+) -> SwitchingLinearGaussian:
+    """The model of a chain with transitions ``(T or 1, M, D, M)``, observed as each of its K modes says.
+
+    Offsets are ``(K, m)``, input matrices ``(K, m, r)``, noise covariances ``(K, m, m)``.
+    """
+    dense, initial = np.zeros((len(P), len(modes.age), len(modes.age))), modes.initial(P)[0]
+    after = np.broadcast_to(modes.after, (len(P), *modes.after.shape))
+    np.put_along_axis(dense, after, P[:, modes.paths[:, 0], modes.age], 2)
+    zero = np.zeros((1, 1))
+    return SwitchingLinearGaussian(
+        transition=dense[0] if len(dense) == 1 else dense[modes.order :],
+        dynamics=zero,
+        process_noise=zero,
+        observation=np.zeros((offset.shape[1], 1)),
+        observation_noise=noise,
+        observation_offset=offset,
+        observation_input=matrix if matrix.size else None,
+        initial_mean=zero[0],
+        initial_covariance=zero,
+        initial_probability=initial / initial.sum(),
+        start="first",
+    )

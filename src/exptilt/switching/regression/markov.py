@@ -17,23 +17,19 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from .._support.checks import whole
-from .._support.errors import ArgumentError
-from .arrays import LOG_TWO_PI
-from .checks import plain
-from .hidden_chain import PARTS, Laws, Modes, density_likelihood, likelihood, transitions
-from .learning.chain import INPUT, Chain, read_covariates
-from .learning.climb import Objective, remembered
-from .learning.maximum_likelihood import check_columns, check_enough
-from .learning.named import Fixed, Named, check_switching, climb_named, even_transition, name_parameters
-from .learning.summary import Fit
-from .model import SwitchingLinearGaussian
-from .series import SeriesLike, read
+from ..._support.checks import whole
+from ..._support.errors import ArgumentError
+from ..checks import plain
+from ..learning.chain import INPUT, Chain, read_covariates
+from ..learning.climb import Objective, remembered
+from ..learning.maximum_likelihood import check_columns, check_enough
+from ..learning.named import Fixed, Named, check_switching, climb_named, even_transition, name_parameters
+from ..learning.summary import Fit
+from ..model import SwitchingLinearGaussian
+from ..series import SeriesLike, read
+from .hidden_chain import MOST, PARTS, Laws, Modes, chain_model, likelihood, transitions
 
 MarkovFit = Fit  # the name in older pickles
-MOST = 256  # modes: regimes to the power of order + 1
-# Of a series of more than twice as many rows starts are looked for in this many, in stretches of BLOCK.
-PART, BLOCK = 2000, 200
 
 
 def markov_regression(
@@ -107,24 +103,9 @@ def build(modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, Any
     """The model of the expanded chain."""
     arrays = {name: plain(value) for name, value in named.items()}
     P, _ = transitions(modes, covariates, arrays)
-    laws, initial, K = Laws(modes, arrays), modes.initial(P)[0], len(modes.age)
-    dense = np.zeros((len(P), K, K))
-    np.put_along_axis(
-        dense, np.broadcast_to(modes.after, (len(P), *modes.after.shape)), P[:, laws.now, modes.age], 2
-    )
-    zero = np.zeros((1, 1))
-    return SwitchingLinearGaussian(
-        transition=dense[0] if len(dense) == 1 else dense[modes.order :],
-        dynamics=zero,
-        process_noise=zero,
-        observation=zero,
-        observation_noise=(laws.deviation**2)[:, None, None],
-        observation_offset=laws.offset[:, None],
-        observation_input=laws.matrix[:, None] if laws.matrix.size else None,
-        initial_mean=zero[0],
-        initial_covariance=zero,
-        initial_probability=initial / initial.sum(),
-        start="first",
+    laws = Laws(modes, arrays)
+    return chain_model(
+        modes, P, laws.offset[:, None], laws.matrix[:, None], (laws.deviation**2)[:, None, None]
     )
 
 
@@ -231,110 +212,6 @@ def _fit(
         filter="imm",
     )
     return replace(found, model=build(modes, z, found.estimates))
-
-
-def fit_levels(
-    y: np.ndarray,
-    regimes: int,
-    starts: int,
-    seed: int,
-    names: Sequence[Any] | None = None,
-    start: Mapping[str, np.ndarray] | None = None,
-    progress: bool | None = None,
-) -> Fit[SwitchingLinearGaussian]:
-    """Fit a level and a covariance a regime to y ``(T, m)``, NaN where missing; `names` are of its columns.
-
-    `start` are estimates to start from, instead of a division of the rows by size.
-    """
-    what, (T, m) = "fit_named_model", y.shape
-    unit, eye = np.nanstd(y, 0), np.eye(m, dtype=bool)
-    check_columns(what, y[~np.isnan(y).any(1)], True, range(m) if names is None else names)
-    values = {"transition": even_transition(regimes), **divided_levels(y, unit, regimes)}
-    scales = {"observation_offset": unit, "observation_noise": np.where(eye, 0.5, 0.5 * unit[:, None])}
-    switches = frozenset(scales)
-    named = name_parameters(what, dict(start or values), switches, {}, None, (), {}, scales)
-    seen, modes = int((~np.isnan(y)).sum()), Modes.of(regimes, 0, 1)
-    check_enough(what, 0 if named.free is None else named.free.size, seen)
-    blocks = np.linspace(0, T - BLOCK, PART // BLOCK).astype(int)[:, None] + np.arange(BLOCK)
-    found = climb_named(
-        what,
-        named,
-        _level_objective(modes, y, named),
-        "observation_offset",
-        starts,
-        seed,
-        1e-7,
-        (16, 20),
-        {"observation_noise": (unit, 1)},
-        search=_level_objective(modes, y[blocks.reshape(-1)], named) if T > 2 * PART else None,
-        progress=progress,
-        observations=seen,
-        regimes=regimes,
-        y=y,
-        filter="imm",
-    )
-    zero, P = np.zeros((1, 1)), found.estimates["transition"]
-    model = SwitchingLinearGaussian(
-        dynamics=zero,
-        process_noise=zero,
-        observation=np.zeros((m, 1)),
-        initial_mean=zero[0],
-        initial_covariance=zero,
-        initial_probability=modes.initial(P[None, :, None])[0],
-        start="first",
-        **found.estimates,
-    )
-    return replace(found, model=model)
-
-
-def divided_levels(y: np.ndarray, unit: np.ndarray, regimes: int) -> dict[str, np.ndarray]:
-    """Levels and variances of rows that are divided by their mean size, in units of each column."""
-    seen = ~np.isnan(y)
-    rank = (np.where(seen, y - np.nanmean(y, 0), 0.0) / unit).sum(1) / np.maximum(seen.sum(1), 1)
-    parts = [y[part] for part in np.array_split(np.argsort(rank, kind="stable"), regimes)]
-    whole = [part if (~np.isnan(part)).any(0).all() else y for part in parts]
-    noise = np.linspace(0.5, 1.0, regimes)[:, None, None] * np.diag(unit**2)
-    return {
-        "observation_offset": np.stack([np.nanmean(part, 0) for part in whole]),
-        "observation_noise": noise,
-    }
-
-
-def _level_objective(modes: Modes, y: np.ndarray, named: Named) -> Objective:
-    """Minus the log-likelihood of levels and covariances, and its gradient in unconstrained numbers.
-
-    Rows with the same components missing are worked on together.
-    """
-    patterns, which = np.unique(~np.isnan(y), axis=0, return_inverse=True)
-    groups = [(np.flatnonzero(which == k), np.flatnonzero(seen)) for k, seen in enumerate(patterns)]
-    parts = [(rows, at, np.ascontiguousarray(y[rows][:, at])) for rows, at in groups if len(at)]
-
-    @np.errstate(all="ignore")  # a climb may look too far
-    def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        values, back = named.values_at(theta)
-        P, level, noise = (values[k] for k in ("transition", "observation_offset", "observation_noise"))
-        densities, kept = np.zeros((len(y), len(P))), list[tuple[np.ndarray, np.ndarray]]()
-        bars = {name: np.zeros(value.shape) for name, value in values.items()}
-        try:
-            for rows, at, cells in parts:
-                inverse = np.linalg.inv(np.linalg.cholesky(noise[:, at[:, None], at]))
-                z = (cells - level[:, None, at]) @ inverse.mT  # (M, rows, seen)
-                scale = np.log(np.diagonal(inverse, axis1=1, axis2=2)).sum(1) - 0.5 * LOG_TWO_PI * len(at)
-                densities[rows] = scale - 0.5 * (z * z).sum(2).T
-                kept.append((inverse, z))
-            total, P_bar, weight = density_likelihood(modes, P[None, :, None], densities)
-        except (ArgumentError, np.linalg.LinAlgError):
-            return np.inf, np.zeros_like(theta)
-        for (rows, at, _), (inverse, z) in zip(parts, kept, strict=True):
-            share = weight[rows].T[:, :, None]
-            spread = (share * z).mT @ z - share.sum(1)[:, :, None] * np.eye(len(at))
-            bars["observation_offset"][:, at] += ((share.mT @ z) @ inverse)[:, 0]
-            bars["observation_noise"][:, at[:, None], at] += 0.5 * inverse.mT @ spread @ inverse
-        slope = back(bars | {"transition": P_bar[0, :, 0]})
-        ok = np.isfinite(total) and np.isfinite(slope).all()
-        return (-total, -slope) if ok else (np.inf, np.zeros_like(theta))
-
-    return remembered(evaluate)
 
 
 def _start(

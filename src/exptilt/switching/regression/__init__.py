@@ -1,0 +1,1 @@
+"""Regressions and autoregressions, of one series or several, that switch with a Markov chain."""
