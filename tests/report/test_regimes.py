@@ -36,6 +36,8 @@ def test_every_number_is_on_the_page(tmp_path, kind):
     assert "n/a" in html  # the standard error that is not known
     assert "∞" in html  # the regime that never ends
     assert "e−" not in re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
+    for k, part in enumerate(found.share):
+        assert f"<li>regime {name_of(found, k)}: {share(part).shown} of the time</li>" in html
     for name in DOWNLOADS:
         assert (tmp_path / "out" / name).exists()
         assert f'<a href="{name}" download>' in html
