@@ -199,6 +199,7 @@ def test_parquet_needs_a_library_and_says_which(tmp_path):
         ("a,a\n1,2\n3,4\n", None, "has 2 columns called 'a'"),
         ("a,a\n1,2\n3,4\n", ["a"], "has 2 columns called 'a'"),
         ("a\n1\n", None, "has 1 observed values"),
+        ("t,y\n1,inf\n2,-Inf\n3,2\n4,5\n", None, "line 2 of column 'y' holds 'inf', not a finite"),
     ],
 )
 def test_series_that_are_refused(file, content, columns, message):
