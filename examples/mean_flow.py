@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--autocast", action="store_true", help="products in bfloat16")
     parser.add_argument("--picture", type=Path, help="where to draw samples, such as samples.png")
     arguments = parser.parse_args(argv)
