@@ -290,6 +290,48 @@ def regimes():
         save(figure, "recipe-regimes")
 
 
+def spectrum():
+    """Nodes of the spectrum of each layer of the packaged model, by how many eigenvalues they stand for."""
+    spectra = typed("recipes/spectrum.md")["spectra"]
+    with new_figure(7.6, 2.8) as figure:
+        axes = figure.subplots()
+        for place, found in enumerate(spectra.values()):
+            at, mass = found.nodes.flatten(), found.weights.flatten().clamp_min(1e-5)
+            colours = [ORANGE if x < 0 else BLUE for x in at]
+            axes.scatter(at, [place] * len(at), 12 + 300 * mass.sqrt(), color=colours, alpha=0.5)
+        axes.set_xscale("symlog", linthresh=1e-3)
+        axes.set_yticks(range(len(spectra)), [name.rpartition(".")[2] for name in spectra])
+        axes.set_ylim(len(spectra) - 0.5, -0.5)
+        words = "area: root of the share of eigenvalues that a node stands for; orange: negative"
+        caption(axes, words, "eigenvalue of the Hessian's block", "layer")
+        save(figure, "recipe-spectrum")
+
+
+def influence():
+    """Training points of the recipe, coloured by their influence; wrong labels are ringed."""
+    seen = typed("recipes/influence.md")
+    x, y, scores = seen["x"], seen["y"], 1e3 * seen["found"].scores
+    edge = float(scores.abs().max())
+    with new_figure(6.4, 3.4) as figure:
+        axes = figure.subplots()
+        for label, marker in ((0, "s"), (1, "o")):
+            here = y == label
+            shown = axes.scatter(
+                *x[here].T,
+                45,
+                c=scores[here],
+                marker=marker,
+                cmap="PuOr",
+                vmin=-edge,
+                vmax=edge,
+                edgecolors="#888",
+            )
+        axes.scatter(*x[:3].T, 190, facecolors="none", edgecolors="black", linewidths=1.2)
+        figure.colorbar(shown, label="change of the new loss without it, × 1000")
+        caption(axes, "circles are labelled 1, squares 0; ringed: the three wrong labels", "")
+        save(figure, "recipe-influence")
+
+
 def collapse_order():
     """The error of GPB_k's likelihood over k, for the series of the page and for twenty like it."""
     seen = typed("switching.md")
@@ -345,6 +387,8 @@ PICTURES = {
     "recipe-derivatives": derivatives,
     "recipe-losses": losses,
     "recipe-regimes": regimes,
+    "recipe-spectrum": spectrum,
+    "recipe-influence": influence,
     "switching-collapse-order": collapse_order,
     "two-measures": two_measures,
 }

@@ -16,9 +16,10 @@ DATA = [(X, torch.tensor([0, 1, 1, 0]))]
 ONES = torch.ones(26)
 
 
-def made(**options):
-    given = {"model": model(), "loss": "cross_entropy", "data": DATA} | options
-    return C.Curvature(**given)
+def made(model=model, loss="cross_entropy", data=DATA, kind="ggn", parameters=None, sample=None, seed=0):
+    """A curvature of a small model; `model` is one, or makes one."""
+    built = model if isinstance(model, nn.Module) else model()
+    return C.Curvature(built, loss, data, kind, parameters, sample=sample, seed=seed)
 
 
 def frozen():
@@ -58,26 +59,30 @@ ROWS = [
     (lambda: made(data=DATA[0][0]), "data", "a list of batches"),
     (lambda: made(data=iter(DATA)), "data", "read only once"),
     (lambda: made(data=[]), "data", "no batches"),
-    (lambda: made(data=[X]), "labels", "a batch has no labels"),
-    (lambda: made(data=[(X, X)]), "labels", "labels are torch.float32"),
-    (lambda: made(data=[(X, torch.tensor([0, 1, 1, -100, 0]))]) @ ONES, "labels", r"labels are \(5,\)"),
-    (lambda: made(data=[(X, torch.tensor([0, 1, 1, 2]))]), "labels", "from 0 to 1"),
-    (lambda: made(data=[(X, torch.full((4,), -100))]), "label", "all are −100"),
-    (lambda: made(data=Shuffled()) @ ONES, "batch 0", "Turn off shuffling"),
-    (lambda: made(model=model(nn.Dropout(0.1))), "1 (Dropout)", r"model\.eval"),
-    (lambda: made(model=model(nn.BatchNorm1d(4))), "1 (BatchNorm1d)", r"model\.eval"),
-    (lambda: made(model=frozen()), "parameter", "requires_grad_"),
+    (lambda: made(data=[X]), "data", "has no labels"),
+    (lambda: made(data=[(X, X)]), "data", "labels of data are torch.float32"),
+    (lambda: made(data=[(X, torch.tensor([0, 1, 1, -100, 0]))]), "data", r"labels of data are \(5,\)"),
+    (lambda: made(data=[(X, torch.tensor([0, 1, 1, 2]))]), "data", "from 0 to 1"),
+    (lambda: made(data=[(X, torch.full((4,), -100))]), "data", "all are −100"),
+    (lambda: made(data=Shuffled()) @ ONES, "data", "batch 0 of data .* Turn off shuffling"),
+    (lambda: made(model=model(nn.Dropout(0.1))), "model", r"1 \(Dropout\) .*model\.eval"),
+    (lambda: made(model=model(nn.BatchNorm1d(4))), "model", r"1 \(BatchNorm1d\) .*model\.eval"),
+    (lambda: made(model=frozen()), "model", "requires_grad_"),
     (lambda: made(parameters=[]), "parameters", "empty"),
-    (lambda: made(parameters="3.*"), "parameter", "'3.*'"),
-    (lambda: made() @ torch.ones(25), "vector", r"Pass \(26,\) or \(26, K\)"),
-    (lambda: made() @ torch.ones(26, dtype=torch.long), "vector", "int64"),
-    (lambda: made() @ (ONES * torch.nan), "vector", "NaN"),
-    (lambda: made() @ 3.0, "vector", "is a float"),
-    (lambda: made() @ [ONES], "vector", "a list of 1 tensors. Pass 4"),
-    (lambda: made() @ {"0.weight": torch.ones(4, 3)}, "0.bias", "None"),
-    (lambda: made() @ {"5.weight": torch.ones(4, 3)}, "5.weight", "not among the chosen"),
-    (lambda: made().matvec(ONES[:, None]), "matvec", "matmat"),
-    (lambda: made().matmat(ONES), "matmat", "matvec"),
+    (lambda: made(parameters="3.*"), "parameters", r"has '3\.\*'"),
+    (lambda: made().matvec(torch.ones(25)), "vector", r"Pass \(26,\) or \(26, K\)"),
+    (lambda: made().matvec(torch.ones(26, dtype=torch.long)), "vector", "int64"),
+    (lambda: made().matvec(ONES * torch.nan), "vector", "NaN"),
+    (lambda: made().matvec(3.0), "vector", "is a float"),
+    (lambda: made().matvec([ONES]), "vector", "a list of 1 tensors. Pass 4"),
+    (lambda: made().matvec({"0.weight": torch.ones(4, 3)}), "vector", "part 0.bias is None"),
+    (
+        lambda: made().matvec({"5.weight": torch.ones(4, 3)}),
+        "vector",
+        "5.weight of the vector is not among the chosen",
+    ),
+    (lambda: made().matvec(ONES[:, None]), "vector", "matmat"),
+    (lambda: made().matmat(ONES), "matrix", "matvec"),
     (lambda: made().solve(ONES, damping=-1.0), "damping", "-1"),
     (lambda: made().trace(probes=1), "probes", "≥ 2"),
     (lambda: made().trace(method="exact"), "method", "hutchinson"),

@@ -37,7 +37,7 @@ def test_refused(call, argument, message, monkeypatch):
 
 
 # Folders in which a few refusals are about data or settings that no parameter holds alone.
-LOOSE = {"curvature", "switching", "claims", "report", "lens"}
+LOOSE = {"switching", "claims", "report", "lens"}
 # What rows name that is no parameter of the call: part of a result, of a machine, or of a site's law.
 INNER = {"keys", "laplacian", "key_mass", "states", "eta", "dimension"}
 

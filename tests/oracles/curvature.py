@@ -1,7 +1,9 @@
 """Dense curvature matrices in float64, by Jacobians of attention that is written out, a row at a time.
 
-Not by `torch.func.hessian`: in torch 2.13 it is 40 % off finite differences for a small GPT-2 (forward mode
-under vmap), where a row at a time agrees with them.
+Not by `torch.func.hessian`: with torch 2.13 it is wrong for models with LayerNorm. `jacrev` runs the backward
+pass under vmap, whose rule for layer_norm takes the saved mean and standard deviation for constants, so the
+derivative of the weight's gradient in the input lacks two terms (12 to 40 % of a small GPT-2's Hessian).
+`test_operator_layer_norm.py` shows it. A row at a time, without vmap, agrees with central differences.
 """
 
 import torch

@@ -59,8 +59,8 @@ class Batches:
         for batch in track(self.data, "batches", total=len(self.marks), show=show):
             if seen == len(self.marks) or fingerprint(batch) != self.marks[seen]:
                 raise ArgumentError(
-                    f"Curvature: batch {seen} is not the same as in the first pass, so products would be of "
-                    "different matrices. Turn off shuffling and random changes, or pass list(data)."
+                    f"Curvature: batch {seen} of data is not the same as in the first pass, so products "
+                    "would be of other matrices. Turn off shuffling and random changes, or pass list(data)."
                 )
             seen += 1
             yield batch

@@ -131,12 +131,12 @@ class CrossEntropy:
         else:
             got = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
             raise ArgumentError(
-                f"Curvature: a batch has no labels (it is {got}). For 'cross_entropy' pass "
+                f"Curvature: a batch of data has no labels (it is {got}). For 'cross_entropy' pass "
                 "{'input_ids': ids, 'labels': ids} or (inputs, labels); labels of −100 do not count."
             )
         if found.is_floating_point():
             raise ArgumentError(
-                f"Curvature: labels are {found.dtype}. Pass whole numbers, or loss as a function."
+                f"Curvature: labels of data are {found.dtype}. Pass whole numbers, or loss as a function."
             )
         return found
 
@@ -145,8 +145,8 @@ class CrossEntropy:
         labels = self._labels(batch)
         if shape is not None and labels.shape != shape:
             raise ArgumentError(
-                f"Curvature: labels are {tuple(labels.shape)}, the model predicts for {tuple(shape)}. Pass "
-                "one label for each."
+                f"Curvature: labels of data are {tuple(labels.shape)}, the model predicts for {tuple(shape)}."
+                " Pass one label for each."
             )
         if self.shifted:
             after = torch.full_like(labels, IGNORED)
@@ -161,7 +161,7 @@ class CrossEntropy:
         _, target = self._rows(batch)
         good = (target >= 0) & (target < self.classes)
         wanted = f"from 0 to {self.classes - 1}, or −100"
-        checks.entries("Curvature", "labels that count", target, good, wanted)
+        checks.entries("Curvature", "labels of data that count", target, good, wanted)
         return target.numel()
 
     def _hidden(self, weights: Weights, batch: Any) -> Tensor | None:

@@ -32,6 +32,7 @@ from exptilt._support.solution import Solution
 from exptilt._support.transforms import version
 from exptilt.curvature.batches import Batches
 from exptilt.curvature.estimates import Estimates
+from exptilt.curvature.memory import freed_memory_returned
 from exptilt.curvature.objectives import CrossEntropy, FunctionLoss, Outputs, Weights, push
 from exptilt.curvature.parameters import Parameters
 from exptilt.curvature.refusals import first_not_finite, refuse_randomness
@@ -122,7 +123,7 @@ class Curvature(Estimates):
             )
             self.items = sum(self.objective.count(batch) for batch in self.batches)
         if not self.items:
-            raise ArgumentError("Curvature: no label counts, all are −100. Pass labels to predict.")
+            raise ArgumentError("Curvature: no label of data counts, all are −100. Pass labels to predict.")
         if kind == "fisher" and not isinstance(loss, str) and sample is None:
             raise ArgumentError(
                 "Curvature: the Fisher information of a function needs labels drawn from the model. Pass "
@@ -207,7 +208,9 @@ class Curvature(Estimates):
         """
         flat, form = self.parameters.read(vector)
         if flat.ndim != 1:
-            raise ArgumentError(f"Curvature: matvec got {tuple(flat.shape)}. Use matmat or @ for a matrix.")
+            raise ArgumentError(
+                f"Curvature.matvec: vector is {tuple(flat.shape)}. Use matmat or @ for a matrix."
+            )
         found: Form = form(self._products(flat[:, None])[:, 0])
         return found
 
@@ -219,7 +222,9 @@ class Curvature(Estimates):
         """
         flat, form = self.parameters.read(matrix)
         if flat.ndim != 2:
-            raise ArgumentError(f"Curvature: matmat got {tuple(flat.shape)}. Use matvec or @ for a vector.")
+            raise ArgumentError(
+                f"Curvature.matmat: matrix is {tuple(flat.shape)}. Use matvec or @ for a vector."
+            )
         found: Form = form(self._products(flat))
         return found
 
@@ -423,7 +428,7 @@ class Curvature(Estimates):
             for module in names
         ] + [module.register_forward_hook(lambda *_: _left(entered)) for module in names]
         try:
-            with self._attention():
+            with self._attention(), freed_memory_returned():
                 yield
         except (NotImplementedError, RuntimeError) as problem:
             text = str(problem)

@@ -78,8 +78,8 @@ class Parameters:
             if not hit:
                 some = ", ".join(list(alias)[:3])
                 raise ArgumentError(
-                    f"Curvature: no parameter is called {pattern!r}. Pass names, patterns with * or modules, "
-                    f"out of {some}, ..."
+                    f"Curvature: parameters has {pattern!r}, and none is called so. Pass names, patterns "
+                    f"with * or modules, out of {some}, ..."
                 )
             if not hit & set(trained):
                 raise ArgumentError(
