@@ -101,10 +101,7 @@ METHODS: dict[str, tuple[bool, Method]] = {
     "subset": (False, each(ours, method="subset", fit=False)),
     "subset + fit": (False, each(fitted)),
     "collapse": (False, each(ours, fit=False)),
-    "collapse + fit": (False, each(ours)),
-    "subset, moved on": (True, each(ours, method="subset", fit=False)),
     "subset + fit, moved on": (True, each(fitted)),
-    "collapse, moved on": (True, each(ours, fit=False)),
     "collapse + fit, moved on": (True, each(ours)),
     "subset + fit, moved on, layers share": (True, shared(fitted)),
     "collapse + fit, moved on, layers share": (True, shared(ours)),
@@ -222,7 +219,7 @@ def means(results: dict[str, Any]) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, list[float]]] = {}
     for row in results["rows"]:
         found.setdefault(row["method"], {}).setdefault(row["ratio"], []).append(row["increase"])
-    return {label: {n: sum(x) / len(x) for n, x in rows.items()} for label, rows in found.items()}
+    return {label: {n: sum(x) / len(x) for n, x in sorted(rows.items())} for label, rows in found.items()}
 
 
 def paint(axes: Any, results: dict[str, Any]) -> None:
