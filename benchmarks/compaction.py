@@ -211,6 +211,8 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         for label, cost in results["cost"].items()
     ]
     ratios = sorted({row["ratio"] for row in results["rows"]})
+    counts = [len({row["text"] for row in results["rows"] if row["ratio"] == ratio}) for ratio in ratios]
+    rows.append(["texts", *map(str, counts), ""])
     return ["nats a token", *(f"{ratio}×" for ratio in ratios), "forward passes"], rows
 
 
@@ -223,8 +225,14 @@ def means(results: dict[str, Any]) -> dict[str, dict[int, float]]:
 
 
 def paint(axes: Any, results: dict[str, Any]) -> None:
-    """Increase in loss over the ratio, for some of the methods."""
+    """Increase in loss over the ratio, for some of the methods, mean over the texts that have all ratios."""
     from exptilt.report.figures import INK, SERIES
+
+    has = {
+        row["text"]: {r["ratio"] for r in results["rows"] if r["text"] == row["text"]}
+        for row in results["rows"]
+    }
+    results = {"rows": [row for row in results["rows"] if len(has[row["text"]]) == len(RATIOS)]}
 
     looks = {
         "sinks + window": (INK, ":"),
@@ -245,7 +253,7 @@ def paint(axes: Any, results: dict[str, Any]) -> None:
     axes.legend()
 
 
-PICTURES = {"compaction": "Increase in loss over the ratio of keys before to keys after, by method"}
+PICTURES = {"compaction": "Increase in loss by ratio of keys and method, texts with all ratios"}
 PARTS = (harness.Part(PAGE, "compaction", "compaction", table, PICTURES),)
 
 
