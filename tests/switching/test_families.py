@@ -378,13 +378,12 @@ def test_a_mode_that_cannot_be_reached() -> None:
         assert post.belief.natural_parameter.isfinite().all()
 
 
-WIDE = model_of("normal–inverse-Wishart")[0]
-
-
 def test_only_discounted_dynamics_are_learned() -> None:
-    model = model_of("normal–inverse-Wishart")[0]
+    belief, eye = f.Gamma(one(3), one(1)), torch.eye(1, dtype=F64)
+    moves = [LinearDynamics(eye, 0 * eye), DiscountedDynamics(0.5, belief)]
+    model = SwitchingFamily(TRANSITION, belief, f.Poisson, moves, START)
     with pytest.raises(ArgumentError, match="Only discounted"):
-        model.fit(torch.ones(3, 2, dtype=F64))
+        model.fit(torch.ones(30, 1, dtype=F64))
 
 
 def test_any_family_is_pushed_through_an_invertible_map():

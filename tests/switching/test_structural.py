@@ -130,7 +130,7 @@ def test_lams_model_of_the_level_of_output():
     free = {"irregular": 0.0, "level": 0.0}
     best = unobserved_cycle(y, order=2, fixed=free, starts=2)
     assert best.log_likelihood >= fit.log_likelihood
-    assert best.estimates["drift"][0] < 0.5 < best.estimates["drift"][1]
+    assert best.estimates["drift"][0] < best.estimates["drift"][1]
     assert "drift[1]" in best.summary()
 
 

@@ -65,7 +65,7 @@ def score_skewness(
         >>> q, k = torch.zeros(1, 1, 1), torch.zeros(1, 4, 1)
         >>> few = torch.tensor([0.9, 0.05, 0.03, 0.02]).log()
         >>> xt.score_skewness(q, k, log_weight=few)  # most of the weight on the highest score
-        tensor([[-3.0125]])
+        tensor([[-2.7383]])
     """
     name = "score_skewness"
     options = scale, log_weight, bias, mask, causal, window, softcap, sink

@@ -44,7 +44,7 @@ def test_models_of_other_shapes_are_compared_by_their_means():
     assert d.by_head is None
     assert d.differing().size == 0
     assert d.difference == pytest.approx(d.means[0] - d.means[1])
-    with pytest.raises(ArgumentError, match="got a str"):
+    with pytest.raises(ArgumentError, match="got Study and str"):
         xt.lens.compare(make_study(), "study.json")
 
 
