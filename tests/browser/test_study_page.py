@@ -123,14 +123,16 @@ def test_a_head_opens_by_keyboard(page):
     assert page.evaluate("document.activeElement.tagName") == "H3"
 
 
-def test_addresses_open_heads(browser, address):
-    page = open_page(browser, address + "#L2H3:first_token_mass")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_addresses_open_heads(browser, address, width):
+    from playwright.sync_api import expect
+
+    page = open_page(browser, address + "#L2H3:first_token_mass", width=width)
     assert page.locator("#head h3").inner_text() == "Layer 2, head 3"
     assert page.locator("#measure").input_value() == "first_token_mass"
     page.locator(".cards p a").first.click()  # the address changes a moment after the click
     page.wait_for_function("location.hash.startsWith('#' + DATA.first)")
-    shown = page.locator("#head h3").bounding_box()
-    assert 0 <= shown["y"] < 800  # the head that was opened is in view
+    expect(page.locator("#head h3")).to_be_in_viewport(timeout=30_000)  # on a phone the page scrolls to it
     page.evaluate("location.hash = '#L99H99'")
     assert page.complaints == []
     page.context.close()
@@ -165,6 +167,8 @@ def test_slider_turns_heatmap_and_curves(page, made):
     page.locator("#heat-step").focus()
     page.keyboard.press("Home")
     assert page.locator("#heat-step-shown").inner_text() == "step 0"
+    assert page.locator("#heat-reading").inner_text().startswith("At step 0: from ")
+    assert page.locator("#marks").inner_text() == ""
     assert page.locator("#train-step").input_value() == "0"
     shown = [float(text) for text in page.locator("td[data-layer] span").all_inner_texts()]
     np.testing.assert_allclose(shown, made.training.heads["entropy"][0].ravel(), rtol=0.05)
@@ -176,6 +180,27 @@ def test_slider_turns_heatmap_and_curves(page, made):
     page.get_by_role("button", name="Play").click()
     page.locator("#heat-step-shown", has_text="step 10").wait_for(timeout=10_000)
     page.get_by_role("button", name="Stop").click()
+
+
+def test_one_stop_for_each_checkpoint(browser, made, tmp_path):
+    """A model that is its own last checkpoint has one stop on the slider, not two."""
+    study = dataclasses.replace(made, training=dataclasses.replace(made.training, ends_with_studied=True))
+    page = open_page(browser, write(study, tmp_path).as_uri())
+    opened = page.evaluate("DATA.first.split(':')[0].replace('L', 'Layer ').replace('H', ', head ')")
+    assert page.locator("#head h3").inner_text() == opened  # the page opens at its first finding
+    assert page.locator("#heat-step").get_attribute("max") == str(len(made.training.steps) - 1)
+    assert page.locator("#heat-step-shown").inner_text() == "step 3000, the model studied"
+    page.context.close()
+
+
+def test_attention_beyond_the_strip_is_told(browser, made, tmp_path):
+    """A model that sees ahead may look at tokens after those shown: the most of these is not the most."""
+    details = [dataclasses.replace(d, strip=0.1 * np.asarray(d.strip)) for d in made.details]
+    page = open_page(browser, write(dataclasses.replace(made, details=details), tmp_path).as_uri() + START)
+    said = page.locator(".attention .readout").inner_text()
+    assert "of those shown, most goes to" in said
+    assert "Beyond the tokens shown goes 9" in said
+    page.context.close()
 
 
 def test_the_last_checkpoint_is_not_the_model_studied(browser, made, tmp_path):

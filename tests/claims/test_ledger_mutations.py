@@ -11,7 +11,7 @@ from exptilt import claims
 from exptilt.claims import contrastive, duality, equilibrium, exponential_family, filters, memory, mixing
 from exptilt.claims.experiments import repelling, theorem_one
 from exptilt.claims.models import crossing, questions, subjects, trained
-from exptilt.claims.others import posterior
+from exptilt.claims.others import posterior, statistics
 from exptilt.dynamics import flow
 from exptilt.switching import OnlineState
 
@@ -224,6 +224,7 @@ FURTHER = [
     ("F7", subjects, "_left_by_neighbours", lambda f: lambda x: 1 / f(x)),
     ("H7", posterior, "SwitchingLinearGaussian", turned),
     ("H7", posterior, "models", untrained),
+    ("H5", statistics, "score_skewness", minus),
 ]  # other parts of the same claims
 LONG = (
     "A15",

@@ -1,5 +1,6 @@
 """The command line: help that is quick and true, clear refusals, exit codes."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -133,6 +134,11 @@ def test_the_series_that_comes_along_is_that_of_the_examples(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     examples = Path(__file__).parents[2] / "examples" / "data" / "gnp.csv"
     assert series_file("gnp").read_bytes() == examples.read_bytes()
+    rows = dict(line.split(",") for line in examples.read_text().split()[1:])
+    known = json.loads((ROOT / "tests" / "data" / "markov_series.json").read_text())["rgnp"]
+    quarters = [f"{1951 + k // 4}Q{k % 4 + 1}" for k in range(1, 128)]  # 1982Q4; then revised
+    assert [float(rows[quarter]) for quarter in quarters] == pytest.approx(known[:127], abs=1e-4)
+    assert (min(rows), max(rows), len(rows)) == ("1947Q2", "1984Q4", 151)
     (tmp_path / "gnp").write_text("y")  # a file of one's own goes first
     assert series_file("gnp").read_text() == "y"
 

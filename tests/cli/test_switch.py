@@ -84,7 +84,7 @@ def test_page_table_and_summary(series, tmp_path, capsys, kind):
         ('a\n""\n""\nNA\n', ["--columns", "a"], "observed values"),
         ("a\n1\ninf\n2\n", ["--columns", "a"], "not a finite number"),
         (b"\xff\xfe\x00\x01", [], "not a text file"),
-        ("a\n1\n2\n3\n", [], "has 3 rows. 2 regimes of 1 columns need at least 7"),
+        ("a\n1\n2\n3\n", [], "has 3 rows, too few: 2 regimes of 1 column need at least 7"),
         ("a\n" + "1\n2\n" * 9 + "oops\n", [], "line 20 of column 'a' holds 'oops'"),
         ("a\n" + "1\n2\n" * 9 + "inf\n", [], "line 20 of column 'a' holds 'inf'"),
         (b"PK\x03\x04", [], "is an Excel workbook. Save its sheet as CSV"),

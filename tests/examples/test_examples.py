@@ -9,6 +9,8 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
+import exptilt as xt
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -95,7 +97,7 @@ def test_the_manoeuvring_target(capsys, monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "steps"),
-    [("mean_flow", 40), ("energy_transformer", 15), ("forces", 30), ("learn_at_test_time", 15)],
+    [("mean_flow", 25), ("energy_transformer", 15), ("forces", 30), ("learn_at_test_time", 15)],
 )
 def test_training_through_derivatives_gets_better(name, steps, capsys, tmp_path):
     main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
@@ -128,3 +130,31 @@ def test_patches_of_digits_come_back():
         assert tokens.shape == (3, 16, 4)
         assert torch.equal(tokens[:, 0], digits[:, :2, :2].flatten(1))
         assert torch.equal(example["images"](tokens), digits)
+
+
+@pytest.mark.slow
+def test_mean_flow_compiled_and_under_autocast():
+    """Compiled, the loss and its gradient are the same; autocast changes them by bfloat16's digits."""
+    example = runpy.run_path(str(EXAMPLES / "mean_flow.py"))
+    torch.manual_seed(0)
+    model, x, digit = example["Velocity"](layers=1), torch.randn(4, 16, 4), torch.arange(4)
+
+    def run(loss, bits=False):
+        torch.manual_seed(1)
+        with xt.differentiable(model), torch.autocast("cpu", torch.bfloat16, enabled=bits):
+            value = loss(model, x, digit)
+        return value.detach(), torch.autograd.grad(value, model.write.weight)[0]
+
+    eager = run(example["loss"])
+    torch.testing.assert_close(run(torch.compile(example["loss"], backend="aot_eager")), eager)
+    torch.testing.assert_close(run(example["loss"], bits=True), eager, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.slow
+def test_torch_does_not_compile_two_derivatives():
+    """As the page says; when torch learns it, the page is to change."""
+    example = runpy.run_path(str(EXAMPLES / "energy_transformer.py"))
+    model = example["Energy"](layers=1, dropout=0.0)
+    compiled = torch.compile(model, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        example["loss"](compiled, *torch.randn(2, 2, 8, 4)).backward()

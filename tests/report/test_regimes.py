@@ -36,6 +36,8 @@ def test_every_number_is_on_the_page(tmp_path, kind):
     assert "n/a" in html  # the standard error that is not known
     assert "∞" in html  # the regime that never ends
     assert "e−" not in re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
+    for k, part in enumerate(found.share):
+        assert f"<li>regime {name_of(found, k)}: {share(part).shown} of the time</li>" in html
     for name in DOWNLOADS:
         assert (tmp_path / "out" / name).exists()
         assert f'<a href="{name}" download>' in html
@@ -197,6 +199,7 @@ def test_parquet_needs_a_library_and_says_which(tmp_path):
         ("a,a\n1,2\n3,4\n", None, "has 2 columns called 'a'"),
         ("a,a\n1,2\n3,4\n", ["a"], "has 2 columns called 'a'"),
         ("a\n1\n", None, "has 1 observed values"),
+        ("t,y\n1,inf\n2,-Inf\n3,2\n4,5\n", None, "line 2 of column 'y' holds 'inf', not a finite"),
     ],
 )
 def test_series_that_are_refused(file, content, columns, message):

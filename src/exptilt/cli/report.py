@@ -21,6 +21,7 @@ from exptilt.cli.arguments import check_model, check_paths, positive, require, s
 
 if TYPE_CHECKING:
     from exptilt.lens import Study
+    from exptilt.lens.models.load import Loaded
 
 SUMMARY = "study a transformer's attention and write report/index.html"
 EXAMPLES = """\
@@ -101,12 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
     beside = not any(getattr(arguments, name) for name in sources) and is_installed(BESIDE)
     made = files.prepare_folder(arguments.out)
     try:
-        found = measure(arguments)
-        if beside:
-            said = f"A page of a real model ({BESIDE}) is in the folder {BESIDE} beside this page."
-            found = replace(found, notes=[*found.notes, said])
-        other = None if arguments.against is None else measure_against(arguments, found)
-        path = page.write(found, arguments.out, against=other)
+        found, loaded = measure(arguments)
+        other = None
+        if arguments.against is not None:
+            other, second = measure_against(arguments, found)
+            found = found if second is None else with_divergence(arguments, found, loaded, other.name, second)
+        path = page.write(found, arguments.out, against=other, beside=BESIDE if beside else None)
     except BaseException:
         files.forget_folders([arguments.out / STORE, *made])
         raise
@@ -119,43 +120,61 @@ def run(arguments: argparse.Namespace) -> int:
     return run(argparse.Namespace(**{**vars(arguments), **less, "model": BESIDE}))
 
 
-def measure_against(arguments: argparse.Namespace, found: "Study") -> "Study":
-    """The study to hold the first one against: a study.json, another text, or another model."""
+def with_divergence(
+    arguments: argparse.Namespace, found: "Study", first: "Loaded", name: str, second: "Loaded"
+) -> "Study":
+    """The study with one more statistic: the divergence of each head from the other model's."""
+    from exptilt.lens.studying.compare import divergence_measure
+
+    both = [(loaded.model, loaded.tokenizer) for loaded in (first, second)]
+    apart = divergence_measure(both[0], both[1], texts_of(arguments)[1], arguments.max_tokens, name)
+    return replace(found, heads={"divergence": apart, **found.heads})
+
+
+def measure_against(arguments: argparse.Namespace, found: "Study") -> tuple["Study", "Loaded | None"]:
+    """The study to hold the first one against, and its model if it is another model on the same texts."""
     from exptilt.lens import Study, models
 
     other = Path(arguments.against)
     if other.is_file() and other.suffix == ".json":
-        return Study.from_json(other.read_text("utf-8"))
+        return Study.from_json(other.read_text("utf-8")), None
     changed = argparse.Namespace(**{**vars(arguments), "checkpoints": None})
     if not other.is_file() or other.suffix == ".gguf":
         changed.model = arguments.against
-        study = measure(changed)
-        return (
-            replace(study, name=f"{study.name} ({arguments.against})") if study.name == found.name else study
-        )
+        study, loaded = measure(changed)
+        name = f"{study.name} ({arguments.against})" if study.name == found.name else study.name
+        return replace(study, name=name), loaded
     if changed.model is None:
         folders = arguments.checkpoints or [models.default_folder()]
         changed.model = str(models.find_checkpoints(folders)[-1][1])
     which = "images" if arguments.images else "sounds" if arguments.sounds else "text"
     setattr(changed, which, [other])
-    return replace(measure(changed), name=f"{found.name} on {other.name}")
+    return replace(measure(changed)[0], name=f"{found.name} on {other.name}"), None
 
 
-def measure(arguments: argparse.Namespace) -> "Study":
-    """Load what is named and study it; what is measured is kept in the output folder, to go on from."""
+def texts_of(arguments: argparse.Namespace) -> tuple[str, Mapping[str, Any]]:
+    """What the model reads ("texts", "pictures" or "sounds"), and these by their names."""
     from exptilt.lens import models
     from exptilt.lens.inputs import media
-    from exptilt.lens.studying.study import study
 
-    default = models.default_folder()
     given = {"texts": arguments.text, "pictures": arguments.images, "sounds": arguments.sounds}
     named = [kind for kind, paths in given.items() if paths]
     if len(named) > 1:
         raise ArgumentError(f"report: got {' and '.join(named)}. Pass one kind; a model is studied on one.")
     reads = named[0] if named else "texts"
-    texts: Mapping[str, Any] = {"the text that comes with exptilt": models.read_text(default / "text.txt")}
-    if named:
-        texts = _texts(arguments.text) if arguments.text else media.files(reads, given[reads])
+    if not named:
+        text = models.read_text(models.default_folder() / "text.txt")
+        return reads, {"the text that comes with exptilt": text}
+    return reads, _texts(arguments.text) if arguments.text else media.files(reads, given[reads])
+
+
+def measure(arguments: argparse.Namespace) -> tuple["Study", "Loaded"]:
+    """The study of what is named, and its model; finished parts are kept in the output folder."""
+    from exptilt.lens import models
+    from exptilt.lens.studying.study import study
+
+    default = models.default_folder()
+    reads, texts = texts_of(arguments)
     folders = arguments.checkpoints or ([default] if arguments.model is None else [])
     checkpoints = models.find_checkpoints(folders)
     source = checkpoints[-1][1] if arguments.model is None else arguments.model
@@ -170,7 +189,7 @@ def measure(arguments: argparse.Namespace) -> "Study":
 
     series = [(step, partial(checkpoint, folder)) for step, folder in checkpoints]
     with models.quiet():
-        return study(
+        found = study(
             loaded.model,
             loaded.tokenizer,
             texts,
@@ -180,6 +199,7 @@ def measure(arguments: argparse.Namespace) -> "Study":
             seed=arguments.seed,
             store=arguments.out / STORE,
         )
+    return found, loaded
 
 
 def _texts(paths: Sequence[Path]) -> dict[str, str]:

@@ -73,8 +73,9 @@ class differentiable(ContextDecorator):
         if raised[0] is None and opened.intercepted.ran and not opened.intercepted.attended:
             text = (
                 f"differentiable: {opened.intercepted.name} ran, but none of its attention goes through "
-                "transformers' interface, scaled_dot_product_attention or MultiheadAttention; its "
-                "derivatives are those that torch has for it as it is."
+                "transformers' interface, scaled_dot_product_attention or MultiheadAttention, so nothing was "
+                "replaced: its derivatives are torch's own, with n×n weights. Load it with "
+                "attn_implementation='sdpa' if it has that, or call xt.attend in its forward."
             )
             warnings.warn(text, ExptiltWarning, stacklevel=2)
 

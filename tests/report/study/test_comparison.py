@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pytest
+from pandas import read_csv
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
 from exptilt.cli.main import main
 from exptilt.lens.studying.compare import most_different
+from exptilt.lens.studying.study import read
+from exptilt.report.study.comparison import page_part
+from exptilt.report.study.findings import findings
 from exptilt.report.study.page import write
 from report.made import make_study
 from report.tiny import save_tiny
@@ -58,14 +61,25 @@ def test_the_page_says_so(tmp_path):
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     assert data["against"] == "the other"
     assert "Only" not in text or "only means over heads" not in text
+    assert data["first"] == "L2H1:entropy"  # the page opens at what differs
+    assert "not known" not in text.split('id="against-table"')[1].split("</table>")[0]
     path = write(study, tmp_path / "b", against=make_study(3, 2, name="smaller"))
     assert "smaller has 3 layers of 2 heads, so only means over heads" in path.read_text("utf-8")
 
 
+def test_a_column_without_errors_is_left_out(tmp_path):
+    study = make_study()
+    one = {k: dataclasses.replace(m, error=None) for k, m in study.heads.items()}
+    part = page_part(dataclasses.replace(study, heads=one), study)
+    assert "heads that differ" not in part.table.header
+    some = page_part(dataclasses.replace(study, heads={**one, "entropy": study.heads["entropy"]}), study)
+    assert {row[-1] for row in some.table.rows} == {"0 of 16", "–"}
+    assert findings(study, study)[0].text == "No head differs by more than two standard errors."
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    tiny = save_tiny(tmp_path / "tiny")
-    shutil.copytree(tiny, tmp_path / "twin")
+    tiny, twin = save_tiny(tmp_path / "tiny"), save_tiny(tmp_path / "twin", seed=1)
     (tmp_path / "a.txt").write_text("To be, or not to be, that is the question.\n" * 8)
     (tmp_path / "b.txt").write_text("Whether it is nobler in the mind to suffer.\n" * 8)
     common = ["report", "tiny", "--text", "a.txt", "--out", "out"]
@@ -73,5 +87,16 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         assert main([*common, "--against", other]) == 0
         text = (tmp_path / "out" / "index.html").read_text("utf-8")
         assert f"Attention in tiny against {name}" in text
+        table, said = read_csv(tmp_path / "out" / "heads.csv"), capsys.readouterr().out
+        assert f"Against {name}" in text
+        assert f"Against {name}:" in said
+        assert ("divergence" in table) == ("divergence from" in said) == (other == "twin")
+        if other == "twin":  # two models that read the same tokens are compared head by head
+            models = [xt.lens.models.load_model(folder) for folder in (tiny, twin)]
+            chunks = read(models[0].model, models[0].tokenizer, (tmp_path / "a.txt").read_text(), None).chunks
+            given = [{"input_ids": chunk.ids[None]} for chunk in chunks]
+            exact = xt.lens.compare(models[0].model, models[1].model, given).divergence
+            np.testing.assert_allclose(table["divergence"], exact.ravel(), rtol=1e-5)
+            assert 'data-place="L' in text.split("Against twin")[1].split("</li>")[0] or exact.max() < 1e-3
     assert main([*common, "--against", "nothing"]) == 2
     assert "no folder or file nothing" in capsys.readouterr().err

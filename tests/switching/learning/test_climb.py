@@ -348,3 +348,26 @@ def test_intervals_cover_as_often_as_they_say():
         assert fit.status is FitStatus.CONVERGED
         inside += np.abs(values - truth) < 1.959964 * errors
     assert ((inside / 500 > 0.93) & (inside / 500 < 0.97)).all(), inside / 500
+
+
+@pytest.mark.slow
+def test_intervals_cover_beside_a_lag():
+    """60 series with a lag, default starts: all converge, and errors are of the size of the scatter."""
+    truth = np.array([0.0, 3.0, 1.0, 1.5, 0.95, 0.9, 0.5])
+    values, errors = np.empty((2, 60, 7))
+    for seed in range(60):
+        rng, y, regime, carried = np.random.default_rng(7000 + seed), np.zeros(400), 0, 0.0
+        for t in range(400):
+            regime = regime if rng.random() < truth[4 + regime] else 1 - regime
+            carried = truth[6] * carried + truth[2 + regime] * rng.normal()
+            y[t] = truth[regime] + carried
+        fit = markov_autoregression(y, order=1, switching=("intercept", "deviation"))
+        assert fit.status is FitStatus.CONVERGED
+        for out, table in ((values, fit.estimates), (errors, fit.standard_errors)):
+            stay, lag = np.diagonal(table["transition"]), np.ravel(table["autoregression"])[:1]
+            out[seed] = np.concatenate([table["intercept"], table["deviation"], stay, lag])
+    share = (np.abs(values - truth) < 1.959964 * errors).mean(0)
+    ratio = values.std(0) / np.sqrt((errors**2).mean(0))
+    assert (share > 0.85).all()  # 3.6 standard errors of a share of 60 below 0.95
+    assert share.mean() > 0.92, share
+    assert ((ratio > 0.7) & (ratio < 1.3)).all(), ratio

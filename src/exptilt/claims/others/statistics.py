@@ -12,6 +12,7 @@ from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import Between, claim
 from exptilt.claims.others import posterior
 from exptilt.families import BernoulliProduct, Gaussian, kl
+from exptilt.taylor import score_skewness
 from exptilt.tilting import attend
 
 
@@ -27,8 +28,8 @@ def entropy(seed: int, *, points: Points = 64, dimensions: Dimensions = 8) -> Fi
     derivative brings in their third cumulant, and where it is 0 the entropy has its inflection.
 
     Experiment:
-        Entropy and variance of `attend` at many β, its derivative by automatic differentiation; the second
-        derivative by differences against cumulants written out; where the inflection is.
+        Entropy, variance and `score_skewness` of attention at many β, and two derivatives by automatic
+        differentiation; the second also by differences against cumulants written out; the inflection.
 
     Example:
         >>> q, k = torch.randn(1, 1, 8), torch.randn(1, 64, 8)
@@ -47,18 +48,22 @@ def entropy(seed: int, *, points: Points = 64, dimensions: Dimensions = 8) -> Fi
         away = s - p @ s
         return -(p * p.log()).sum(), p @ away**2, p @ away**3
 
-    wrong, second, entropies = 0.0, 0.0, []
+    wrong, bent, second, entropies = 0.0, 0.0, 0.0, []
     for beta in betas:
         b = beta.clone().requires_grad_()
         seen = attend(b * q, k, k, scale=1.0)
-        (slope,) = torch.autograd.grad(seen.entropy.sum(), b)
+        (slope,) = torch.autograd.grad(seen.entropy.sum(), b, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, b)
+        skew = score_skewness(beta * q, k, scale=1.0, standardized=False).sum() / beta**2  # of βs, so β κ₃
+        bent = max(bent, float((bend + seen.score_variance.detach().sum() / beta**2 + skew).abs()))
         H, variance, third = moments(beta)
-        wrong = max(wrong, float((slope + beta * variance).abs()))
+        wrong = max(wrong, float((slope.detach() + beta * variance).abs()))
         ends = [-(beta + d) * moments(beta + d)[1] for d in (1e-5, -1e-5)]
         second = max(second, float(((ends[0] - ends[1]) / 2e-5 + variance + beta * third).abs()))
         entropies.append(float(H))
     bends = np.diff(entropies, 2)
     yield most("dH/dβ of `attend` against −β Var", wrong, 1e-9)
+    yield most("d²H/dβ² of `attend` against its variance and `score_skewness`", bent, 1e-9)
     yield most("d²H/dβ² against −(Var + βκ₃)", second, EXACT_DIFFERENCES)
     yield note("β of the inflection", float(betas[1 + int((bends > 0).argmax())]))
     yield curve("", betas, entropies)

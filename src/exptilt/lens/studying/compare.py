@@ -21,7 +21,9 @@ from torch import nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
+from exptilt.lens.inputs import media
 from exptilt.lens.studying.results import HeadMeasure, Study
+from exptilt.lens.studying.study import read
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.modules import evaluating
 from exptilt.lens.watching.watch import watch
@@ -144,6 +146,34 @@ def compare(
         if a.value is not None and b is not None and b.value is not None:
             found[name] = _difference(a, a.value, b, b.value)
     return found
+
+
+def divergence_measure(
+    first: tuple[nn.Module, Any], second: tuple[nn.Module, Any], texts: Any, max_tokens: int | None, name: str
+) -> HeadMeasure:
+    """The divergence of each head from the other model's as a statistic of a study; it may say why not.
+
+    Args:
+        first, second: a model and its tokenizer each.
+        texts: as for `study`.
+        max_tokens: as for `study`.
+        name: of the second model.
+    """
+    value, error, reason = None, None, "the two models read different tokens."
+    pairs = [(media.reader(model), tokenizer) for model, tokenizer in (first, second)]
+    chunks = [read(model, tokenizer, texts, max_tokens).chunks for model, tokenizer in pairs]
+    if [chunk.mark for chunk in chunks[0]] == [chunk.mark for chunk in chunks[1]]:
+        try:
+            given = [chunk.inputs(pairs[0][0]) for chunk in chunks[0]]
+            found = _divergences(pairs[0][0], pairs[1][0], given, None)
+            value, error, reason = found.divergence, found.error, ""
+        except ArgumentError as problem:
+            reason = str(problem).removeprefix("compare: ")
+    about = f"KL(p‖q) of this head's attention p from the attention q of the same head of {name}, mean over "
+    about += "queries: 0 if both look at the same tokens."
+    assumes = "Both models read the same tokens, and heads with the same number belong together."
+    title = f"divergence from {name}"
+    return HeadMeasure(title, "nats", about, assumes, value, error, reason, span=(0.0, None))
 
 
 def _divergences(first: nn.Module, second: nn.Module, texts: Any, tokenizer: Any) -> Divergences:

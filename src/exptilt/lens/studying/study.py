@@ -107,10 +107,7 @@ def study(
     for label, most in (("chunk", chunk), ("max_tokens", max_tokens)):
         if most is not None:
             whole("study", label, most, least=2, otherwise=" tokens, or None")
-    reads = getattr(model, "main_input_name", "input_ids")
-    read = media.read if reads in media.READS else read_texts
-    with evaluating(model):
-        given = read(model, tokenizer, texts, CHUNK if chunk is None else int(chunk), max_tokens)
+    given = read(model, tokenizer, texts, max_tokens, CHUNK if chunk is None else int(chunk))
     chunks = given.chunks
     sample = int(np.clip(2 * summary.SAMPLE // len(chunks), 8, 256))
     strip = STRIP if _head_total(model) <= MANY_HEADS else SHORT_STRIP
@@ -142,6 +139,14 @@ def study(
         ],
         picture=given.picture,
     )
+
+
+def read(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None, chunk: int = CHUNK) -> Reading:
+    """The texts, pictures or sounds as the chunks that a study of this model reads."""
+    reads = getattr(model, "main_input_name", "input_ids")
+    how = media.read if reads in media.READS else read_texts
+    with evaluating(model):
+        return how(model, tokenizer, texts, chunk, max_tokens)
 
 
 @dataclass

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from exptilt.switching.families import fit_counts
-
 Array = NDArray[np.float64]
 LAG, MOST = 3, 64  # lag of the smoother; 1 instead if there are more than MOST sequences of LAG modes
 
@@ -16,6 +14,8 @@ def count_regimes(
     y: Array, modes: int, starts: int, steps: int, level: float, seed: int, progress: bool | None
 ) -> dict[str, Any]:
     """The fields of `Regimes` that a model of counts gives; arguments as for `find_regimes`."""
+    from exptilt.switching.families import fit_counts  # loads the families, which no other model needs
+
     fit = fit_counts(y, modes=modes, starts=starts, seed=seed, progress=progress)
     model, rows = fit.model, torch.from_numpy(y)
     lag = LAG if modes**LAG <= MOST else 1

@@ -111,7 +111,9 @@ def html(found: Regimes) -> str:
     key = [(*shade(k), f"regime {name_of(found, k)}") for k in range(len(found.share))]
     key += [] if found.shaded is None else [(SHADED[0], 0.8, "shaded periods")]
     context = {"now": now(found), "key": key, "narrow": draw(found, narrow=True), "downloads": DOWNLOADS}
-    return render(build(found), template="regimes.html", assets=("regimes/regimes.css",), context=context)
+    context["chips"] = [f"regime {name_of(found, k)}: {share(p).shown}" for k, p in enumerate(found.share)]
+    assets = "study/study.css", "regimes/regimes.css"
+    return render(build(found), template="regimes.html", assets=assets, context=context)
 
 
 def build(found: Regimes) -> Page:

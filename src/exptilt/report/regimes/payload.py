@@ -177,7 +177,8 @@ def find_regimes(
     if kind == "autoregression" and m > 1:
         raise ArgumentError(f"switch: with lags one column is modelled, not {m}. Choose it with --columns.")
     if (least := least_rows(kind, modes, m, lags)) > T:
-        raise ArgumentError(f"{path} has {T} rows. {modes} regimes of {m} columns need at least {least}.")
+        size = f"{modes} regime{'s'[: modes > 1]} of {m} column{'s'[: m > 1]}"
+        raise ArgumentError(f"{path} has {T} rows, too few: {size} need at least {least}.")
     y = series.values
     ahead = tuple(series.times.ahead(steps)) if series.times else next_labels(series.labels, steps)
     if kind == "counts":

@@ -120,7 +120,8 @@ def _numbers(
         if header.count(name) > 1:
             raise ArgumentError(f"{path} has {header.count(name)} columns called {name!r}. Rename them.")
         bad = [(line, row[at]) for line, row in rows if not _is_number(row[at])]
-        if bad and not columns and len(bad) > max(1, FEW * len(rows)):
+        words = [cell for _, cell in bad if cell.strip().lower().lstrip("+-") not in ("inf", "infinity")]
+        if not columns and len(words) > max(1, FEW * len(rows)):
             dropped.append(f"{name!r} (not numbers)")
             continue
         if bad:

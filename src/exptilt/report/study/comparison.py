@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from exptilt.lens import Study, compare
 from exptilt.lens.studying.compare import most_different
 from exptilt.report.page import Cell, Table
@@ -32,20 +34,19 @@ def page_part(study: Study, other: Study) -> Against:
         gap = with_error(float(d.by_head[layer, head]), float(d.head_error[layer, head]), d.unit)
         text = f"{head_name((layer, head)).capitalize()}: {d.title} {number(values[0])} against "
         told.append((f"{text}{number(values[1])}, a difference of {gap}.", f"L{layer}H{head}:{name}"))
-    counted = any(d.differing().size for d in found.values())
+    sure = {name for name, d in found.items() if d.head_error is not None and np.isfinite(d.head_error).any()}
     rows: list[list[Cell]] = []
-    for d in found.values():
+    for name, d in found.items():
         gap = with_error(d.difference, d.error if math.isfinite(d.error) else math.nan)
         differing = d.differing()
-        count = [f"{int(differing.sum())} of {differing.size}" if differing.size else "not known"]
+        count = [f"{int(differing.sum())} of {differing.size}" if name in sure else "–"]
         unit = "" if not d.unit or d.title.endswith(d.unit) else f", {d.unit}"
-        rows.append([f"{d.title}{unit}", *d.means, gap, *(count if counted else [])])
+        rows.append([f"{d.title}{unit}", *d.means, gap, *(count if sure else [])])
     note = (
         "Means over heads. A head counts as different if the difference exceeds two standard errors. "
-        "Errors are "
-        "taken over texts, as if the two models had read different texts."
+        "Errors are taken over texts, as if the two models had read different texts; – where there are none."
     )
-    header = ("statistic", study.name, other.name, "difference", *(["heads that differ"] if counted else []))
+    header = ("statistic", study.name, other.name, "difference", *(["heads that differ"] if sure else []))
     layers, heads = shape(other)
     lead = (
         "both have the same heads; the most certain differences come first."

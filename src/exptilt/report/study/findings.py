@@ -1,8 +1,8 @@
 r"""Three to six findings about one model, by stated rules, in a stated order.
 
-First the kinds of heads that everybody looks for, in the order of `KINDS`: how many heads are of the kind,
-and its clearest example. Then heads and changes that are far from the others, by how many robust standard
-deviations they are away from the middle,
+Where another study is given, first the head that differs most from it. Then the kinds of heads that everybody
+looks for, in the order of `KINDS`: how many heads are of the kind, and its clearest example. Then heads and
+changes that are far from the others, by how many robust standard deviations they are away from the middle,
 
     z = |x − median| / (1.4826 · median |x − median|),
 
@@ -27,12 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exptilt.lens import Study
+from exptilt.lens.studying.compare import most_different
+from exptilt.report.study.comparison import page_part
 from exptilt.report.study.sentences import (
     Place,
     head_name,
     number,
     percent,
     place_of,
+    shape,
     summary,
     told,
     with_error,
@@ -42,6 +45,7 @@ from exptilt.report.tokens import visible
 FAR = 3.5
 TIMES = 1.5  # the least factor between a head that is told of and the median head
 MOST, LEAST = 6, 3
+ALIKE = 1e-3  # nats: heads that diverge by less look at the same tokens
 GROWTH, CLIP = 0.05, 100.0  # MuonClip clips at 100
 # The kinds that are told of, the most telling first, with a title.
 KINDS = {
@@ -82,8 +86,9 @@ class Finding:
         return "heads" if self.place is None else f"L{self.place[0]}H{self.place[1]}:{self.measure}"
 
 
-def findings(study: Study) -> list[Finding]:
-    """The findings about this model, most telling first."""
+def findings(study: Study, against: Study | None = None) -> list[Finding]:
+    """The findings about this model, most telling first; before them how it differs from another study."""
+    first = [] if against is None else [_against(study, against)]
     every = sorted((f for rule in RULES for f in rule(study)), key=lambda f: (f.rank, -f.z))
     kept: list[Finding] = []
     for finding in every:
@@ -96,7 +101,29 @@ def findings(study: Study) -> list[Finding]:
     rest = [f for f in kept if f.z == 0]
     if not some and study.details:
         rest.insert(0, Finding("No head stands out from the others.", 0.0, None, "", "No outliers"))
-    return some[:MOST] + (rest[: max(1, LEAST - len(some))] if len(some) < MOST else [])
+    found = some[:MOST] + (rest[: max(1, LEAST - len(some))] if len(some) < MOST else [])
+    return [*first, *found][:MOST]
+
+
+def _against(study: Study, other: Study) -> Finding:
+    """The head that differs most from the other study's, by its divergence where it was measured."""
+    title, apart = f"Against {other.name}", study.heads.get("divergence")
+    found = None if apart is None else summary(apart)
+    if apart is None or apart.value is None or found is None:
+        part = page_part(study, other)
+        if not part.findings:
+            same = shape(study) == shape(other)
+            text = "No head differs by more than two standard errors." if same else part.lead
+            return Finding(text[0].upper() + text[1:], 0.0, None, "", title)
+        name, layer, head = most_different(study, other, 1)[0]
+        return Finding(part.findings[0][0], FAR, (layer, head), name, title)
+    place, middle = found[1], number(found[2], apart.unit)
+    if apart.value[place] < ALIKE:
+        text = f"All heads look at the same tokens: the divergence is at most {told(apart, place)}."
+        return Finding(text, 0.0, None, "", title)
+    text = f"{_capital(place)} looks at other tokens most: its divergence from the same head of {other.name} "
+    text += f"is {told(apart, place)}, the median head's {middle}."
+    return Finding(text, FAR, place, "divergence", title)
 
 
 def _z(values: Array, x: float) -> float:

@@ -36,7 +36,9 @@ CAUTION = (
 )
 
 
-def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None = None) -> Path:
+def write(
+    study: Study, folder: str | os.PathLike[str], *, against: Study | None = None, beside: str | None = None
+) -> Path:
     """Write `index.html`, `heads.csv` and `study.json` into `folder`: all of them, or none if anything fails.
 
     If `folder` holds a ledger, its page is kept as `claims.html`, and the two pages link to each other.
@@ -45,6 +47,7 @@ def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None
         study: the study to show.
         folder: where to write; made if it is not there.
         against: another study to compare it with, which is written as `against.json`.
+        beside: a folder within `folder` that holds another study's page, to link to.
 
     Returns:
         The path of `index.html`.
@@ -55,7 +58,7 @@ def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None
         raise MissingExtraError("pandas", "report") from problem
     texts = {"heads.csv": table, "study.json": study.to_json()}
     texts |= {} if against is None else {"against.json": against.to_json()}
-    pages, place = {REPORT: render_study(study, against)}, Path(folder)
+    pages, place = {REPORT: render_study(study, against, beside)}, Path(folder)
     if (place / "claims.json").is_file():  # a ledger lies here, as index.html if it was written first
         ledger = place / (LEDGER if (place / "study.json").is_file() else REPORT)
         if ledger.is_file():
@@ -63,7 +66,7 @@ def write(study: Study, folder: str | os.PathLike[str], *, against: Study | None
     return write_together(folder, texts | pages)[-1]
 
 
-def render_study(study: Study, against: Study | None = None) -> str:
+def render_study(study: Study, against: Study | None = None, beside: str | None = None) -> str:
     """The page as one HTML string that stands alone."""
     followed = ((measure, sentences.of_training(study, name)) for name, measure in study.heads.items())
     context: dict[str, Any] = {
@@ -71,7 +74,8 @@ def render_study(study: Study, against: Study | None = None) -> str:
         "fact": fact,
         "chips": chips(study),
         "extremes": extremes_table(study),
-        "learned": stands_out(study),
+        "learned": stands_out(study, against),
+        "beside": beside,
         "cautions": cautions(study),
         "kinds": kinds_table(study),
         "heads_table": heads_table(study),
@@ -247,7 +251,7 @@ def text(study: Study, against: Study | None = None) -> str:
     layers, heads = sentences.shape(study)
     told = [f"{plain(study.name)}: {layers} layers of {heads} heads", ""]
     told += [*(f"Careful: {caution}" for caution in cautions(study)), *([""] if cautions(study) else [])]
-    told += [*(f"* {finding.text}" for finding in stands_out(study)), ""]
+    told += [*(f"* {finding.text}" for finding in stands_out(study, against)), ""]
     if against is not None:
         part = comparison.page_part(study, against)
         told += [f"Against {plain(part.name)}: {part.lead}", *(f"* {said}" for said, _ in part.findings), ""]

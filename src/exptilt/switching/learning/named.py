@@ -156,6 +156,7 @@ def climb_named(
             free.low({name: (least * np.asarray(unit)) ** power for name, (unit, power) in noises.items()})
             for least in (LEAST, FLOOR)
         ]
+    starts = 1 if len(named.values[rank_by]) == 1 else starts  # one regime has a single maximum
     generator = torch.Generator().manual_seed(seed)
     drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
     chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)

@@ -21,15 +21,16 @@ from exptilt.tilting.problem import (
 from exptilt.tilting.score_rule import ScoreRule, columns, mean_score, weights
 
 FAR = -1e15  # stands in for a distance of −inf, which weighs nothing: 0 times its square is 0
-_TILE_CELLS = 1 << 21  # scores held at once
+_LEAST_CELLS, _TILE_CELLS = 1 << 18, 1 << 21  # scores held at once, in each of some twenty tensors
 _TILE_KEYS = 1024  # most keys of a tile; longer sums are cut, and so as exact as pairwise sums
 
 
 def _tiles(t: Inputs) -> list[tuple[int, int]]:
-    """Start and stop of each tile of keys; sizes do not depend on data."""
+    """Start and stop of each tile of keys, with about as many scores as the queries have numbers."""
     rows = max(1, t.query[..., 0].numel())
     K = t.key.shape[-2]
-    width = max(16, min(K, _TILE_CELLS // rows, _TILE_KEYS))
+    cells = min(_TILE_CELLS, max(_LEAST_CELLS, t.query.numel()))
+    width = max(16, min(K, cells // rows, _TILE_KEYS))
     return [(j, min(j + width, K)) for j in range(0, K, width)]
 
 

@@ -83,7 +83,9 @@ function attentionView(detail, name) {
     if (focus) words[query].focus();
     line.style.top = `${(100 * query) / size}%`;
     line.style.height = `${100 / size}%`;
-    told.textContent = row[best] > 0 ? `From “${tokens[query]}” (token ${query}), most goes to “${tokens[best]}” (token ${best}): ${percent(row[best])}.` : `“${tokens[query]}” (token ${query}) attends to nothing that is shown.`;
+    const gone = DATA.picture ? 0 : 1 - row.reduce((sum, share) => sum + share, 0); // to keys beyond those shown, which the model sees
+    const rest = gone > 0.05 ? ` Beyond the tokens shown goes ${percent(gone)}.` : "";
+    told.textContent = row[best] > 0 ? `From “${tokens[query]}” (token ${query}), ${gone > 0.05 ? "of those shown, " : ""}most goes to “${tokens[best]}” (token ${best}): ${percent(row[best])}.${rest}` : `“${tokens[query]}” (token ${query}) attends to nothing that is shown.`;
   }
 
   const strip = make("div", { className: DATA.picture ? "strip whole" : "strip", role: "group", ariaLabel: `The ${SHOWN}, shaded by attention. Choose a token to look from.` }, ...arrange(words));
