@@ -4,12 +4,14 @@ SmolLM2-135M reads 1,024 tokens of a text; in every layer and head their rotated
 keys, found with the queries of the last 512 of them; then it reads the next 256 tokens over those and its
 own keys. Increase in loss, in nats a token, against the whole cache. All methods are ours:
 
+    random             keys drawn at random
     sinks + window     the first 4 and the last
-    subset + fit       the keys of largest mean squared attention, with log-weights (non-negative least
-                       squares) and values (ridge) fitted to the queries' mass and output, as Attention
-                       Matching does
-    collapse           `xt.compact`
-    layers share       the same, the budget shared by the layers in proportion to their error
+    subset             the keys of largest mean squared attention
+    subset + fit       these, with log-weights (non-negative least squares) and values (ridge) fitted to the
+                       queries' mass and output, as Attention Matching does
+    collapse           `xt.compact` without a fit: the heaviest half kept, the others joined in clusters
+    collapse + fit     `xt.compact`
+    layers share       the same, the budget shared by the layers in proportion to the error of `xt.compact`
 
 "moved on" are queries rotated by 512 places, to where later tokens will stand; without it they keep their
 own, and look at keys that come after them. Settings were chosen on the texts `CHOSEN_ON`, and are reported
@@ -35,6 +37,11 @@ PREFIX, NEXT, TRAIN = 1024, 256, 512
 RATIOS = (4, 10, 20, 50)
 CHOSEN_ON = ("Shakespeare", "manual")
 Cache = tuple[Tensor, Tensor, Tensor]  # key, value (heads, budget, dim), log-weight (heads, budget)
+
+
+def random(k: Tensor, v: Tensor, q: Tensor, budget: int) -> Cache:
+    at = torch.randperm(k.shape[1], generator=torch.Generator().manual_seed(0))[:budget]
+    return k[:, at], v[:, at], k.new_zeros(k.shape[0], budget)
 
 
 def window(k: Tensor, v: Tensor, q: Tensor, budget: int) -> Cache:
@@ -77,19 +84,27 @@ def each(way: Callable[..., Cache], **options: Any) -> Method:
     return lambda layers, budget: [way(*layer, budget, **options) for layer in layers]
 
 
-def shared(layers: Layers, budget: int) -> list[Cache]:
-    """`xt.compact` with a budget that the layers share."""
-    parts = share_budget([{"key": k, "value": v, "queries": q} for k, v, q in layers], budget)
-    return [ours(*layer, part) for layer, part in zip(layers, parts, strict=True)]
+def shared(way: Callable[..., Cache]) -> Method:
+    """A method whose budget the layers share."""
+
+    def run(layers: Layers, budget: int) -> list[Cache]:
+        parts = share_budget([{"key": k, "value": v, "queries": q} for k, v, q in layers], budget)
+        return [way(*layer, part) for layer, part in zip(layers, parts, strict=True)]
+
+    return run
 
 
 # whether queries are moved on, and the method
 METHODS: dict[str, tuple[bool, Method]] = {
+    "random": (False, each(random)),
     "sinks + window": (False, each(window)),
+    "subset": (False, each(ours, method="subset", fit=False)),
     "subset + fit": (False, each(fitted)),
+    "collapse": (False, each(ours, fit=False)),
     "subset + fit, moved on": (True, each(fitted)),
-    "collapse, moved on": (True, each(ours)),
-    "layers share, moved on": (True, shared),
+    "collapse + fit, moved on": (True, each(ours)),
+    "subset + fit, moved on, layers share": (True, shared(fitted)),
+    "collapse + fit, moved on, layers share": (True, shared(ours)),
 }
 
 
@@ -184,24 +199,62 @@ def measure(ratios: tuple[int, ...], methods: dict[str, tuple[bool, Method]], na
                 gain = model.loss(ids, dict(enumerate(caches))) - whole
                 rows.append({"text": name, "ratio": ratio, "method": label, "loss": whole, "increase": gain})
                 seconds.setdefault(label, []).append(took)
-                print(f"  {ratio:3d}x {label:24s} +{gain:.4f}   {took:.2f} forward passes", flush=True)
+                print(f"  {ratio:3d}x {label:38s} +{gain:.4f}   {took:.2f} forward passes", flush=True)
     return {"rows": rows, "cost": {label: max(x) for label, x in seconds.items()}}
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Mean increase in loss over the texts, by method and ratio, and the cost in forward passes."""
+    found = means(results)
+    rows = [
+        [label, *(f"{x:.3f}" for x in found[label].values()), f"{cost:.2f}"]
+        for label, cost in results["cost"].items()
+    ]
     ratios = sorted({row["ratio"] for row in results["rows"]})
-    rows = []
-    for label, cost in results["cost"].items():
-        means = []
-        for ratio in ratios:
-            found = [r["increase"] for r in results["rows"] if (r["method"], r["ratio"]) == (label, ratio)]
-            means.append(f"{sum(found) / len(found):.3f}")
-        rows.append([label, *means, f"{cost:.2f}"])
+    counts = [len({row["text"] for row in results["rows"] if row["ratio"] == ratio}) for ratio in ratios]
+    rows.append(["texts", *map(str, counts), ""])
     return ["nats a token", *(f"{ratio}×" for ratio in ratios), "forward passes"], rows
 
 
-PARTS = (harness.Part(PAGE, "compaction", "compaction", table),)
+def means(results: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Mean increase in loss over the texts, by method and ratio."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in results["rows"]:
+        found.setdefault(row["method"], {}).setdefault(row["ratio"], []).append(row["increase"])
+    return {label: {n: sum(x) / len(x) for n, x in sorted(rows.items())} for label, rows in found.items()}
+
+
+def paint(axes: Any, results: dict[str, Any]) -> None:
+    """Increase in loss over the ratio, for some of the methods, mean over the texts that have all ratios."""
+    from exptilt.report.figures import INK, SERIES
+
+    has = {
+        row["text"]: {r["ratio"] for r in results["rows"] if r["text"] == row["text"]}
+        for row in results["rows"]
+    }
+    results = {"rows": [row for row in results["rows"] if len(has[row["text"]]) == len(RATIOS)]}
+
+    looks = {
+        "sinks + window": (INK, ":"),
+        "subset": (INK, "--"),
+        "subset + fit": (SERIES[1], "--"),
+        "subset + fit, moved on": (SERIES[1], "-"),
+        "collapse + fit, moved on": (SERIES[0], "--"),
+        "collapse + fit, moved on, layers share": (SERIES[0], "-"),
+    }
+    for label, (colour, style) in looks.items():
+        x = means(results)[label]
+        axes.plot(list(x), list(x.values()), style, marker="o", markersize=3.5, color=colour, label=label)
+    axes.set_xscale("log")
+    axes.set_xticks(list(RATIOS), [f"{n}×" for n in RATIOS])
+    axes.minorticks_off()
+    axes.set_xlabel("keys before, over keys after")
+    axes.set_ylabel("increase in loss, nats a token")
+    axes.legend()
+
+
+PICTURES = {"compaction": "Increase in loss by ratio of keys and method, texts with all ratios"}
+PARTS = (harness.Part(PAGE, "compaction", "compaction", table, PICTURES),)
 
 
 def main(argv: list[str] | None = None) -> Path:
@@ -212,6 +265,7 @@ def main(argv: list[str] | None = None) -> Path:
     path = harness.save("compaction", results, folder=harness.folder(arguments.quick))
     harness.print_table(*table(harness.read(path)))
     if not arguments.quick:
+        harness.plot("compaction", lambda axes: paint(axes, harness.read(path)), folder=path.parent)
         harness.write(PARTS)
     return path
 

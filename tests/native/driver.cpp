@@ -11,7 +11,7 @@
 #define DECLARE(sweep) \
   extern "C" void exptilt_##sweep##_float32(Attention*); \
   extern "C" void exptilt_##sweep##_float64(Attention*);
-DECLARE(forward) DECLARE(tangent) DECLARE(backward) DECLARE(mass) DECLARE(join)
+DECLARE(forward) DECLARE(tangent) DECLARE(backward) DECLARE(mass) DECLARE(heaviest) DECLARE(join)
 extern "C" int64_t exptilt_lanes_float32(), exptilt_lanes_float64(), exptilt_block_rows_float32();
 #define PICK(sweep) (sizeof(T) == 4 ? exptilt_##sweep##_float32 : exptilt_##sweep##_float64)
 
@@ -122,6 +122,73 @@ template <class T> struct Case : Given<T> {
     for (int64_t row = 0; row < p.rows(); ++row)
       each_key(row, [&](int64_t j, double w) { expected[row / p.Q * p.K + j] += w; });
     compare("mass", expected, summed(columns, f.row_parts));
+  }
+  // What leaving out each key changes, as norms or along a direction; heavy keys are left out of the sums.
+  void worth(const Cut& cut, bool norms) {
+    Attention f = frame(cut);
+    f.key_parts = cut.key_parts, f.row_parts = cut.row_parts, f.shelf_slots = 1;
+    const int64_t all = p.heads() * p.K, rows = p.rows();
+    std::vector<double> columns(3 * f.row_parts * all), expected[3], found[3];
+    std::vector<T> given(lines.begin(), lines.begin() + 3 * rows), squares(p.blocks() * p.K);
+    std::vector<int64_t> skip(rows, -1), table;
+    for (int64_t i = 0; i < p.blocks() * p.K; ++i)
+      for (int64_t d = 0; d < p.Dv; ++d) squares[i] += T(v.exact[i * p.Dv + d] * v.exact[i * p.Dv + d]);
+    for (int64_t head = 0; head < p.heads(); ++head) table.push_back(head / p.group * p.K);
+    for (auto& x : expected) x.assign(all, 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t head = row / p.Q, i = row % p.Q;
+      double own = 0;
+      for (int64_t d = 0; d < p.Dv; ++d)
+        own += output.at(head, i, d) * (norms ? output.at(head, i, d) : out_bar.at(head, i, d));
+      given[2 * rows + row] = T(own);
+      each_key(row, [&](int64_t j, double w) {
+        if (w > 0.875) return void(skip[row] = j);
+        double change = 0;
+        for (int64_t d = 0; d < p.Dv; ++d) {
+          const double apart = output.at(head, i, d) - v.at(head / p.group, j, d);
+          change += apart * (norms ? apart : out_bar.at(head, i, d));
+        }
+        change = w / (1 - w) * (norms ? std::sqrt(change) : change);
+        const int64_t at = head * p.K + j;
+        expected[0][at] += change, expected[2][at] += std::log1p(-w);
+        expected[1][at] = std::max(expected[1][at], std::fabs(change));
+      });
+    }
+    f.attended = norms ? Operand(output) : Operand(out_bar);
+    if (norms) f.weight_dot = {bytes(squares), table.data(), 0, 1};
+    f.rows = bytes(given), f.column_sum = columns.data(), f.skip = skip.data();
+    run(f, PICK(mass), p.blocks() * f.key_parts * f.row_parts, cut.threads);
+    for (int64_t i = 0; i < 3; ++i) found[i].assign(all, 0);
+    for (int64_t i = 0; i < int64_t(columns.size()); ++i) {
+      double& to = found[i / (f.row_parts * all)][i % all];
+      to = i / (f.row_parts * all) == 1 ? std::max(to, columns[i]) : to + columns[i];
+    }
+    compare(norms ? "worth" : "worth along a direction", expected[0], found[0], 30);
+    compare("largest worth", expected[1], found[1], 30);
+    compare("worth in G", expected[2], found[2], 10);
+  }
+  void heaviest(const Cut& cut) {
+    Attention f = frame(cut);
+    const int64_t top = f.top = std::min<int64_t>(3, p.K), rows = p.rows();
+    std::vector<T> weights(rows * top), rest(rows);
+    std::vector<int64_t> places(rows * top);
+    f.output = bytes(weights), f.statistics = bytes(rest), f.best = places.data();
+    run(f, PICK(heaviest), p.blocks() * row_tiles(cut), cut.threads);
+    std::vector<double> expected, left, there;
+    for (int64_t row = 0; row < rows; ++row) {
+      std::vector<double> sorted = truth[row].p;
+      std::sort(sorted.rbegin(), sorted.rend());
+      expected.insert(expected.end(), sorted.begin(), sorted.begin() + top);
+      left.push_back(0);
+      for (int64_t j = top; j < p.K; ++j) left.back() += sorted[j];
+      for (int64_t i = 0; i < top; ++i) {
+        const int64_t place = places[row * top + i];
+        there.push_back(place >= 0 && place < p.K ? truth[row].p[place] : place == -1 ? 0 : NAN);
+      }
+    }
+    compare("heaviest weights", expected, summed(weights, 1), 2);
+    compare("heaviest keys", expected, there, 2);
+    compare("weight of the others", left, summed(rest, 1), 2);
   }
   void tangent(const Cut& cut) {
     Attention f = frame(cut);
@@ -267,7 +334,8 @@ template <class T> bool check(const Problem& p) {
   };
   Case<T> made(p);
   for (const Cut& cut : cuts) {
-    made.forward(cut), made.mass(cut), made.tangent(cut), made.backward(cut, 1), made.backward(cut, 2);
+    made.forward(cut), made.mass(cut), made.worth(cut, true), made.worth(cut, false), made.heaviest(cut);
+    made.tangent(cut), made.backward(cut, 1), made.backward(cut, 2);
     if (!cut.thin && p.cap == 0 && made.key_tiles(cut) <= FLUSH) made.backward(cut, 3);
   }
   return made.right;
