@@ -237,8 +237,9 @@ def paint(axes: Any, results: dict[str, Any]) -> None:
     looks = {
         "sinks + window": (INK, ":"),
         "subset": (INK, "--"),
-        "subset + fit": (SERIES[1], "--"),
-        "subset + fit, moved on": (SERIES[1], "-"),
+        "subset + fit": (SERIES[1], ":"),
+        "subset + fit, moved on": (SERIES[1], "--"),
+        "subset + fit, moved on, layers share": (SERIES[1], "-"),
         "collapse + fit, moved on": (SERIES[0], "--"),
         "collapse + fit, moved on, layers share": (SERIES[0], "-"),
     }
