@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, jacfwd, jvp, vmap
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import exptilt as xt
@@ -205,3 +205,29 @@ def test_a_model_that_cannot_be_taken_over_is_told_of():
         xt.differentiable(model),
     ):
         model(x)
+
+
+def test_nested_derivatives_through_layer_norm():
+    """Torch alone takes the norm's mean and deviation for constants in some; `jvp(grad)` is the oracle."""
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True, dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    x, v, c = torch.randn(3, 2, 3, 4, dtype=torch.float64, generator=g)
+    w, u = torch.randn(2, 4, dtype=torch.float64, generator=g)
+
+    def loss(x, w):
+        return (functional_call(layer, {"norm1.weight": w}, (x,)).tanh() * c).sum()
+
+    def along(x, w):
+        return jvp(loss, (x, w), (v, u))[1]
+
+    with xt.differentiable(layer):
+        wanted = jvp(grad(loss, argnums=(0, 1)), (x, w), (v, u))[1]
+        found = [grad(along, argnums=(0, 1))(x, w)]
+        for second in (jacfwd, jacrev):
+            H = second(jacrev(loss, argnums=(0, 1)), argnums=(0, 1))(x, w)
+            found.append([torch.tensordot(row[0], v, 3) + row[1] @ u for row in H])
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        found.append(torch.autograd.grad(along(*leaves), leaves))
+    for way in found:
+        for a, b in zip(way, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)

@@ -60,7 +60,7 @@ mend()
 {inspect.getsource(everything)}
 results = []
 for name, primals, options, plain in torch.load(sys.argv[1]):
-    call = lambda *x: getattr(xt.attention, name)(*x, **options, backend="gpu")
+    call = lambda *x: getattr(xt.tilting, name)(*x, **options, backend="gpu")
     if plain:
         with torch.no_grad():
             a = call(*primals)
@@ -246,7 +246,7 @@ def test_dropped_weights(kernels, name):
     call, primals, options, _ = DROPPED[name]
     by_hand = dropped_by_hand if call == "attend" else dropped_packed_by_hand
     wanted = everything(lambda *x: by_hand(*x, **options), primals)
-    tiled = everything(lambda *x: getattr(xt.attention, call)(*x, **options, backend="tiled"), primals)
+    tiled = everything(lambda *x: getattr(xt.tilting, call)(*x, **options, backend="tiled"), primals)
     for found in (kernels[name], tiled):
         for x, y in zip(found, wanted, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)

@@ -40,6 +40,18 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def derivatives_are_nested() -> bool:
+    """Whether derivatives are nested, or vectorised, in another way than grad, or jvp of grad.
+
+    True also for a forward derivative alone: a backward pass may go over it later.
+    """
+    kinds = torch._C._functorch.TransformType
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+    if not levels:
+        return in_forward_mode()
+    return levels not in ([kinds.Grad], [kinds.Vmap], [kinds.Jvp, kinds.Grad])
+
+
 def in_backward() -> bool:
     """Whether a backward pass is under way on this thread."""
     return torch._C._current_graph_task_id() != -1

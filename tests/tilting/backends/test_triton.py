@@ -48,7 +48,7 @@ def attend(compiled=False, **arguments):
 def derivatives(tensors, options, dots, bar, output, output_dot, rows):
     t, rule, dots = Inputs(*tensors), ScoreRule(*options), InputTangents(*dots)
     return (
-        gpu.tangent(t, dots, rows[:3], rule),
+        gpu.tangent(t, dots, torch.cat([rows[:3], torch.full_like(rows[:1], torch.nan)]), rule),
         tuple(gpu.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False)),
         tuple(gpu.second(t, bar, output, output_dot, dots, rows, rule, Needs(), whole=False)),
         gpu.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
@@ -193,7 +193,7 @@ def plain_derivatives(tensors, options, dots, bar, output, output_dot, rows, dty
     t, dots, rule = Inputs(*map(cast, tensors)), InputTangents(*map(cast, dots)), ScoreRule(*options)
     bar, output, output_dot, rows = map(cast, (bar, output, output_dot, rows))
     return (
-        tiled.tangent(t, dots, rows[:3], rule),
+        tiled.tangent(t, dots, torch.cat([rows[:3], torch.full_like(rows[:1], torch.nan)]), rule),
         tiled.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False),
         tiled.second(t, bar, output, output_dot, dots, rows, rule, Needs(), whole=False),
         tiled.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
