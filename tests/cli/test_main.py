@@ -70,7 +70,7 @@ def test_commands_of_the_help_work_as_printed(command, tmp_path, monkeypatch, ca
         if is_installed("minilm"):
             beside = Study.from_json(tmp_path / "report" / "minilm" / "study.json")
             assert (beside.name, beside.training) == ("minilm", None)
-            assert any("minilm beside this page" in note for note in study.notes)
+            assert 'href="minilm/index.html"' in (tmp_path / "report" / "index.html").read_text("utf-8")
 
 
 def test_the_help_installs_a_model_before_it_names_it():

@@ -475,8 +475,13 @@ def small_tiles(wanted=True):
 def judge(mix):
     """Every Finding on a mix; those with odd numbers are swept in the smallest tiles."""
     with small_tiles(mix.seed % 2 == 1):
-        found = _judge(mix, DRAWS)
-        return _judge(mix, MANY) if any(finding.over for finding in found) else found
+        return judge_in_place(mix)
+
+
+def judge_in_place(mix):
+    """Every Finding on a mix, in tiles of the size in force; by `MANY` draws if any is over by `DRAWS`."""
+    found = _judge(mix, DRAWS)
+    return _judge(mix, MANY) if any(finding.over for finding in found) else found
 
 
 def _judge(mix, draws):
