@@ -153,7 +153,7 @@ def measure_against(arguments: argparse.Namespace, found: "Study") -> tuple["Stu
 
 
 def texts_of(arguments: argparse.Namespace) -> tuple[str, Mapping[str, Any]]:
-    """What the model reads ("texts", "pictures" or "sounds"), and these by their names."""
+    """The kind of input ("texts", "pictures" or "sounds"), and the inputs by name."""
     from exptilt.lens import models
     from exptilt.lens.inputs import media
 

@@ -1,4 +1,4 @@
-r"""What is asked of a symmetric matrix that is known by its products: spectrum, trace, solutions.
+r"""Spectrum, trace, log-determinant and solutions of a symmetric matrix, from its products with vectors.
 
 Random estimates average over probes z with independent signs, for which E[z zᵀ] = 1, and carry the standard
 error of that average. For a function f, zᵀ f(A) z is a Gauss quadrature with the nodes and weights of
@@ -109,6 +109,7 @@ class Estimates:
     progress: bool | None
 
     def __matmul__(self, vector: Any) -> Any:
+        """The product with a vector; `Curvature` implements it."""
         raise NotImplementedError
 
     def _wide(self, flat: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-r"""What a curvature asks of a loss: its outputs z(w), its sum over a batch, and the Hessian of the loss in z.
+r"""Outputs z(w) of a model, the sum of a loss over a batch, and the Hessian of that loss in z.
 
 The cross-entropy of a language model splits at the hidden states in front of the head: z = (h, W, b), with
 logits s = softcap(scale ⟨h, W⟩) + b that are never kept. A block of tokens at a time,

@@ -143,7 +143,7 @@ class Curvature(Estimates):
         return f"Curvature({said})"
 
     def restrict(self, parameters: str | Iterable[str]) -> "Curvature":
-        """The same curvature in fewer parameters: a diagonal block of the matrix.
+        """The diagonal block of the matrix that belongs to some of the parameters.
 
         Args:
             parameters: names, patterns or modules, as in the constructor.

@@ -108,7 +108,7 @@ class Parameters:
         return self.gathered(dict(vector))
 
     def gathered(self, vector: Weights) -> Tensor:
-        """The same; the dict is emptied on the way, so that nothing large stands in memory twice."""
+        """One vector ``(P,)`` of a dict, which is emptied on the way to save memory."""
         found = torch.zeros(self.count, dtype=self.dtype, device=self.device)
         for name, part in zip(self.names, found.split(self.sizes), strict=True):
             if name in vector:
