@@ -28,7 +28,6 @@ ROWS = [
     (lambda: equilibrium_sweep(seeds=0), "seeds", "seeds is 0"),
     (lambda: theorem_one(steps=-1), "steps", "steps is -1"),
     (lambda: theorem_one(count=0), "count", "count is 0"),
-    (lambda: theorem_one(starts="gaussian"), "starts", "Pass a tuple"),
     (lambda: claims.find("A16"), "A16", r"no claim \'A16\' \(did you mean A"),
     (
         lambda: claims.find("A1").run({"dimension": 3}),

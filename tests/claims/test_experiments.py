@@ -24,14 +24,11 @@ F64 = torch.float64
 def test_starts(name):
     x = start(name, (40_000, 2), torch.Generator().manual_seed(0))
     assert x.mean(0).abs().max() < 0.03
-    limit = 0.4 if name == "student" else 0.05  # no fourth moment: its variance converges slowly
-    assert (x.var(0) - 1).abs().max() < limit
+    assert (x.var(0) - 1).abs().max() < 0.05
     assert x.isfinite().all()
     assert (float(gaussianity(x).sliced_p) > 1e-3) == (name == "gaussian")
     laws = {
         "laplace": scipy.stats.laplace(scale=math.sqrt(0.5)),
-        "student": scipy.stats.t(3, scale=math.sqrt(1 / 3)),
-        "skewed": scipy.stats.expon(loc=-1),
         "uniform": scipy.stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)),
     }
     if name in laws:
@@ -66,15 +63,6 @@ def test_theorem_one_and_its_scope():
         float((1 - found.mean).norm() / length), rel=0.2
     )  # the start is about 1
     assert other.mean_error[0] > 0.5 > 1e-12 > other.mean_error[1]
-    centred = theorem_one(
-        torch.zeros(2, dtype=torch.float64),
-        count=200,
-        steps=1,
-        starts=("gaussian",),
-        renormalizers=("whiten",),
-    )
-    assert 0 < centred.rows[0].mean_error[0] < 10
-    assert centred.rows[0].mean_error[1] < 1e-12
     assert min(other.gaussian_p) > 0.01
     assert laplace.covariance_error[1] < 1e-12
     assert max(laplace.gaussian_p) < 1e-6  # moments arrive, the shape never does
@@ -86,15 +74,6 @@ def test_theorem_one_and_its_scope():
     assert max(found.row("gaussian", "layer").gaussian_p[1:]) < 1e-6
     with pytest.raises(ArgumentError, match="there is no row"):
         found.row("gaussian", "sphere")
-    assert len(found.plot().axes) == 6
-
-
-def test_theorem_one_for_a_measure_of_ones_own():
-    mean, covariance = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=F64)
-    found = theorem_one(mean, covariance, count=200, steps=1)
-    torch.testing.assert_close(found.mean, torch.linalg.solve(covariance, mean))
-    torch.testing.assert_close(found.covariance, torch.linalg.inv(covariance))
-    assert found.row("gaussian").covariance_error[1] < 1e-12
 
 
 @pytest.fixture(scope="module")
@@ -112,43 +91,17 @@ def test_equilibria_are_clusters(sweep):
     for s in sweep.settings:
         if s.renormalizer == "sphere":
             assert s.final == {1: 3}
-            torch.testing.assert_close(s.mean_cosine[-1], torch.ones(3, dtype=F64), rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(s.path.mean_cosine[-1], torch.ones(3, dtype=F64), rtol=1e-3, atol=1e-3)
         elif s.renormalizer == "whiten":
             assert s.final == {s.dimension + 1: 3}
         else:
             assert max(s.final) <= 4
-        assert s.clusters[0].min() > 20
+        assert s.path.clusters.count[0].min() > 20
 
 
-def test_a_sweep_can_be_read(sweep):
-    part = sweep.select(renormalizer="whiten", dimension=2)
-    assert [s.start for s in part.settings] == ["laplace"]
-    assert part.settings[0].label == "whiten, laplace, N=100, D=2, β=1"
-    assert sweep.select().settings == sweep.settings
-    frame = sweep.to_frame()
-    assert len(frame) == 8 * 4
-    last = frame[(frame.renormalizer == "whiten") & (frame.dimension == 3) & (frame.step == 150)]
-    assert last.clusters.tolist() == [4.0]
-    assert (last.clusters_low == 4.0).all()
-    assert (frame.sliced_low <= frame.sliced).sum() > 15
-    # the same starts for every renormaliser
-    starts = {tuple(s.sliced[0].tolist()) for s in sweep.select(start="laplace", dimension=3).settings}
+def test_every_renormaliser_gets_the_same_starts(sweep):
+    starts = {tuple(s.path.gaussianity.sliced[0].tolist()) for s in sweep.settings if s.dimension == 3}
     assert len(starts) == 1
-    axes = sweep.select(dimension=2).plot().axes
-    assert len(axes) == 8
-    for place, kind in enumerate(("sphere", "layer", "batch", "whiten")):
-        s = sweep.select(dimension=2, renormalizer=kind).settings[0]
-        np.testing.assert_allclose(
-            axes[place].get_lines()[0].get_ydata(), s.effective.log().mean(-1).exp(), rtol=1e-9
-        )
-        shape = axes[4 + place].get_lines()[0].get_ydata()
-        np.testing.assert_allclose(shape, s.sliced.log().mean(-1).exp(), rtol=1e-9)
-        band = axes[place].collections[0].get_paths()[0].vertices[:, 1]
-        assert 1.0 <= band.min() <= band.max() < 1000
-    assert "one point" in axes[4].texts[0].get_text()
-    assert not axes[7].texts
-    with pytest.raises(ArgumentError, match="no settings are left"):
-        sweep.select(beta=7.0).plot()
 
 
 def test_divergence_is_linear_along_extreme_points():
@@ -157,7 +110,6 @@ def test_divergence_is_linear_along_extreme_points():
     assert found.extreme.min() > 0
     assert len(found.pattern.unique()) > 1
     assert found.moving_factor == pytest.approx(1.5, rel=1e-6)
-    assert len(found.plot().axes) == 3
 
 
 def test_equal_cosine_equation():
@@ -185,7 +137,6 @@ def test_equal_cosine_simulation():
     )
     assert found.random_error[1] < found.random_error[0]
     assert 0.9 < float(found.theory[-1]) < 1.0
-    assert len(found.plot().axes[0].get_lines()) == 5
     with pytest.raises(ArgumentError, match="one point has no cosine"):
         equal_cosine(count=1)
 
@@ -211,7 +162,6 @@ def test_three_clusters_on_the_circle():
     assert found.share[1] < 0.7  # four seeds do not prove much
     gaps = found.angles[0].sort().values.diff().sort().values[-2:]
     assert (gaps > 1.0).all()
-    assert len(found.plot().axes) == 3
     random = metastable_counts(beta=5.0, count=60, noise=None, seeds=4, step=0.5)
     assert set(random.tally) <= {1, 2, 3, 4}
 

@@ -1,11 +1,8 @@
-"""Files: whole or not at all, whatever fails; what a killed writer leaves is gone after the next write."""
+"""Files: whole or not at all, whatever fails."""
 
 import errno
 import os
-import signal
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -71,47 +68,6 @@ def test_no_folder(tmp_path):
         files.write_text(tmp_path / "none" / "a", "x")
 
 
-WRITER = """
-import sys
-from exptilt._support import files
-with files.draft(sys.argv[1]) as path:
-    path.write_text("half")
-    (path.parent / ".tmpOfALibrary").write_text("more")
-    print("writing", flush=True)
-    sys.stdin.readline()
-"""
-
-
-@pytest.fixture
-def writer(tmp_path):
-    """Another process in the middle of a write of "a"."""
-    words = [sys.executable, "-c", WRITER, str(tmp_path / "a")]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "writing\n"
-        yield process
-        process.kill()
-
-
-@pytest.mark.skipif(files.fcntl is None, reason="no locks on this system")
-def test_what_a_killed_writer_leaves_goes_with_the_next_write(tmp_path, writer):
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    (left,) = tmp_path.iterdir()
-    assert names(left) == [".tmpOfALibrary", "a"]
-    files.write_text(tmp_path / "b", "other")
-    assert names(tmp_path) == ["b"]
-
-
-@pytest.mark.skipif(files.fcntl is None, reason="no locks on this system")
-def test_a_living_writer_is_left_alone(tmp_path, writer):
-    files.write_text(tmp_path / "a", "mine")
-    assert len(names(tmp_path)) == 2
-    writer.communicate("go on\n")
-    assert writer.returncode == 0
-    assert names(tmp_path) == ["a"]
-    assert (tmp_path / "a").read_text() == "half"
-
-
 def test_many_writers_of_one_file(tmp_path):
     texts = [str(number) * 20_000 for number in range(8)]
     failed = []
@@ -131,17 +87,6 @@ def test_many_writers_of_one_file(tmp_path):
             assert (tmp_path / "a").read_text() in texts
     assert failed == []
     assert names(tmp_path) == ["a"]
-
-
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    abandoned = tmp_path / f".x{files._SUFFIX}"
-    abandoned.mkdir()
-    monkeypatch.setattr(files.fcntl, "flock", refuse)
-    files.write_text(tmp_path / "a", "x")
-    assert names(tmp_path) == sorted(["a", abandoned.name])  # it may be another's: it stays
 
 
 @pytest.mark.parametrize("moment", range(7))

@@ -4,70 +4,32 @@ A writer fills a draft in a hidden folder beside the target. The finished draft 
 is then renamed over the target in one step, so that a reader sees the old file or the new one, never half of
 one, and a failure leaves the old one.
 
-A process that is killed leaves its folder behind. While a writer is alive it holds a lock on its folder, and
-every write removes the folders beside its target that nobody holds a lock on. Temporary files that the writer
-itself makes (safetensors does) lie in the same folder and are removed with it.
+Temporary files that the writer itself makes (safetensors does) lie in the same folder and are removed with
+it. A process that is killed leaves its folder behind; a write beside it removes the folder a day later.
 """
 
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from exptilt._support.errors import ArgumentError
 
-try:
-    import fcntl
-except ImportError:  # Windows: drafts are not locked, and the folders of killed processes stay
-    fcntl = None  # type: ignore[assignment]
 
 _SUFFIX = ".exptilt-draft"
+_ABANDONED = 86400.0  # seconds after which a folder is taken for that of a killed process
 
 
-def _lock(folder: Path, *, wait: bool) -> int | None:
-    """Descriptor that holds the lock of a draft folder; None if the folder is gone or (no `wait`) locked."""
-    if fcntl is None:
-        return -1 if wait else None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as problem:
-        if wait and not isinstance(problem, FileNotFoundError):
-            raise
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = folder.exists()
-    except OSError:  # held by its writer, or a file system without locks, where nothing counts as abandoned
-        held = wait
-    if held:
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _remove(folder: Path, lock: int) -> None:
-    """Remove a draft folder with all that is in it, and let go of its lock."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if lock >= 0:
-        os.close(lock)
-
-
-@contextmanager
-def _draft_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder in `parent`, removed at the end; folders left by dead writers are removed first."""
-    for abandoned in parent.glob(f".*{_SUFFIX}"):
-        if (lock := _lock(abandoned, wait=False)) is not None:
-            _remove(abandoned, lock)
-    lock = None
-    while lock is None:  # another writer may take the folder for abandoned before it is locked
-        folder = Path(tempfile.mkdtemp(prefix=".", suffix=_SUFFIX, dir=parent))
-        lock = _lock(folder, wait=True)
-    try:
-        yield folder
-    finally:
-        _remove(folder, lock)
+def _draft_folder(parent: Path) -> "tempfile.TemporaryDirectory[str]":
+    """A hidden folder in `parent` that is removed at the end of its `with` block; removes abandoned ones."""
+    for folder in parent.glob(f".*{_SUFFIX}"):
+        with suppress(OSError):  # its writer may remove it now
+            if time.time() - folder.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(folder)
+    return tempfile.TemporaryDirectory(prefix=".", suffix=_SUFFIX, dir=parent, ignore_cleanup_errors=True)
 
 
 def _to_disk(path: Path) -> None:
@@ -91,7 +53,7 @@ def draft(target: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(target))
     with _draft_folder(target.parent) as folder:
-        path = folder / target.name
+        path = Path(folder) / target.name
         path.touch()
         mode = (target if target.exists() else path).stat().st_mode
         yield path
@@ -119,7 +81,8 @@ def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> 
     """
     place, made = Path(folder), prepare_folder(folder)
     try:
-        with _draft_folder(place) as drafts:
+        with _draft_folder(place) as hidden:
+            drafts = Path(hidden)
             for name, text in texts.items():
                 (drafts / name).write_bytes(text.encode("utf-8", "replace"))
                 _to_disk(drafts / name)
@@ -154,7 +117,7 @@ def prepare_folder(folder: str | os.PathLike[str]) -> list[Path]:
     try:
         target.mkdir(parents=True, exist_ok=True)
         with _draft_folder(target) as probe:
-            (probe / "file").touch()
+            (Path(probe) / "file").touch()
     except OSError as problem:
         forget_folders(made)
         raise ArgumentError(

@@ -118,19 +118,18 @@ def moving(
         steps=steps,
         measure_every=max(1, steps // 20),
         seed=seed,
-        progress=False,
     )
-    ends = {kind: sweep.select(renormalizer=kind).settings for kind in RENORMALIZERS}
+    ends = {kind: [s.path for s in sweep.settings if s.renormalizer == kind] for kind in RENORMALIZERS}
     for kind, runs in ends.items():
-        apart = torch.stack([run.effective[-1] / run.effective[0] for run in runs])[:, 0]
-        nearer = torch.stack([(run.kurtosis[-1] / run.kurtosis[0]).abs() for run in runs])[:, 0]
+        apart = torch.stack([x[-1] / x[0] for x in (run.clusters.effective for run in runs)])[:, 0]
+        nearer = torch.stack([x[-1] / x[0] for x in (run.gaussianity.kurtosis for run in runs)])[:, 0].abs()
         gaussian = (apart >= 0.5) & (nearer.nan_to_num(9) <= 0.5)
         yield least(f"{kind}: share of starts that end Gaussian", gaussian.double().mean(), 1.0, "measured")
         yield note(f"{kind}: part of the clusters left", apart.max())
-        yield note(f"{kind}: clusters at the end", max(int(run.clusters[-1]) for run in runs))
-        yield curve(kind, runs[0].steps, runs[0].effective[:, 0])
-    corners = max(abs(int(run.clusters[-1]) - dimensions - 1) for run in ends["whiten"])
-    tails = sweep.select(renormalizer="whiten", start="laplace").settings[0].kurtosis
+        yield note(f"{kind}: clusters at the end", max(int(run.clusters.count[-1]) for run in runs))
+        yield curve(kind, runs[0].steps, runs[0].clusters.effective[:, 0])
+    corners = max(abs(int(run.clusters.count[-1]) - dimensions - 1) for run in ends["whiten"])
+    tails = ends["whiten"][0].gaussianity.kurtosis  # of the Laplace start
     yield note("whiten: largest difference from D + 1", corners)
     yield note("whiten, Laplace start: kurtosis at the start", tails[0], signed=True)
     yield note("whiten, Laplace start: kurtosis nearest to a Gaussian's", tails.abs().nan_to_num(1e9).min())
@@ -230,8 +229,7 @@ def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> 
     many = fixed_point(sharp, starts, solver="picard", throw=False).value
     near = torch.cat([starts, ends])
     coarse, fine = (
-        equal_cosine(count=6, time=2.0, samples=11, substeps=n, dimensions=(), seed=seed, progress=False)
-        for n in (4, 8)
+        equal_cosine(count=6, time=2.0, samples=11, substeps=n, dimensions=(), seed=seed) for n in (4, 8)
     )
     yield same("implicit derivative against differences", implicit, differences, 1e-6)
     yield most("continuous flow against its equation", fine.continuous_error, 1e-6)

@@ -76,7 +76,7 @@ def _run(call: Call, key_mass: bool) -> AttentionResult:
         known = torch.where(shift == -torch.inf, 0.0, shift), weight, gap, variance.detach()
         if compiling:
             tensors = own.query, own.key, own.bias, own.log_weight, own.sink, own.mask, own.packing
-            mass = compiled.key_mass(*tensors, *known, *settings.rule.numbers, settings.backend)
+            mass = compiled.key_mass(*tensors, *known, *settings.rule.numbers, settings.backend, False)
         else:
             mass = masses.key_mass(own, *known, settings)
     output = output if output.dtype == call.dtype else output.to(call.dtype)
@@ -331,10 +331,6 @@ def fisher_vector_product(
     compiling = torch.compiler.is_compiling()
     if settings.backend == "reference" or (compiling and transform_compiled()):
         product = _reference_product(call, along)
-    elif compiling:
-        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask, t.packing
-        numbers = settings.rule.numbers
-        product = compiled.hessian_product(*tensors, *numbers, settings.backend, settings.check)
     else:
         product = masses.hessian_product(t, along, settings)
     product = product.to(call.dtype)

@@ -21,7 +21,6 @@ from a single small ripple.
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,12 +29,8 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import share_interval
-from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.clusters import clusters
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,6 @@ class MetastableCounts:
         beta: factor of the scores.
         predicted: k*.
         counts: ``(S,)``, clusters at the stated time.
-        sizes: ``(S, 16)``, of the largest clusters.
         time: when they were counted.
         angles: ``(S, N)``, of the points at that time.
         wave: ``(K,)``, wave numbers.
@@ -57,7 +51,6 @@ class MetastableCounts:
     beta: float
     predicted: int
     counts: Tensor
-    sizes: Tensor
     time: float
     angles: Tensor
     wave: Tensor
@@ -74,34 +67,6 @@ class MetastableCounts:
         """Share of seeds that gave the predicted count, with its exact 95% interval."""
         return share_interval(int((self.counts == self.predicted).sum()), len(self.counts))
 
-    def plot(self) -> "Figure":
-        """Growth rates beside theory, counts over seeds, and where the points of the first seed are."""
-        with new_figure(10.0, 3.3) as figure:
-            from matplotlib.patches import Circle
-
-            panels: Any = figure.subplots(1, 3)
-            left, middle, right = panels
-            label = r"$k^2 I_k(\beta) / (\beta I_0(\beta))$"
-            left.plot(self.wave, self.rate_theory, color="0.3", linewidth=1.0, label=label)
-            left.plot(self.wave, self.rate, "o", color=COLOURS[0], markersize=5, label="measured")
-            left.legend()
-            caption(left, f"Growth of a ripple, β = {self.beta:g}", "wave number k")
-            counts = list(range(1, int(self.counts.max()) + 2))
-            middle.bar(counts, [self.tally.get(count, 0) for count in counts], color=COLOURS[0], width=0.6)
-            style: Any = {"color": COLOURS[1], "linewidth": 1.2, "linestyle": "--"}
-            middle.axvline(self.predicted, label=f"predicted: {self.predicted}", **style)
-            middle.set_xticks(counts)
-            middle.locator_params(axis="y", integer=True)
-            middle.legend()
-            caption(middle, f"Clusters at time {self.time:g}", "count", "seeds")
-            x, y = on_circle(self.angles[0]).unbind(-1)
-            right.add_patch(Circle((0, 0), 1.0, fill=False, color="0.7", linewidth=0.8))
-            right.scatter(x, y, s=60, color=COLOURS[0], alpha=max(0.01, 5 / len(x)), linewidths=0)
-            right.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
-            right.grid(False)
-            right.set_title("The points of the first seed")
-        return figure
-
 
 def growth_rates(beta: float, largest: int) -> Tensor:
     """λ_k for k = 1..largest, ``(largest,)``."""
@@ -117,9 +82,7 @@ def metastable_counts(
     seeds: int = 12,
     time: float = 40.0,
     step: float = 0.25,
-    tolerance: float = 0.1,
     seed: int = 0,
-    progress: bool | None = None,
 ) -> MetastableCounts:
     """Count the clusters that points on the circle form.
 
@@ -130,9 +93,7 @@ def metastable_counts(
         seeds: number of runs.
         time: when to count, rounded to whole steps.
         step: size of a step.
-        tolerance: largest gap within a cluster, see `clusters`.
         seed: of the draws.
-        progress: as for `Flow.run`.
 
     Example:
         >>> found = metastable_counts(count=100, seeds=2, step=0.5)
@@ -154,14 +115,13 @@ def metastable_counts(
         even = 2 * math.pi * torch.arange(count, dtype=torch.float64) / count
         angles = even + noise * torch.randn(seeds, count, dtype=torch.float64, generator=generator)
     flow = Flow("sphere", beta=beta, step=step)
-    last = flow.run(on_circle(angles), steps, keep="last", measure_every=None, progress=progress).last
+    last = flow.run(on_circle(angles), steps, keep="last", measure_every=None, progress=False).last
     # k² I_k is largest near k = √(2β) for large β, as I_k falls like e^{−k²/2β}, and at k = 1 for small β:
     # always below 2√β + 2.
     largest = max(4, math.ceil(2 * math.sqrt(beta)) + 2)
     theory = growth_rates(beta, largest)
-    found = clusters(last, tolerance=tolerance)
     return MetastableCounts(
-        *(beta, int(theory.argmax()) + 1, found.count, found.sizes, steps * step),
+        *(beta, int(theory.argmax()) + 1, clusters(last, tolerance=0.1).count, steps * step),
         *(torch.atan2(last[..., 1], last[..., 0]), torch.arange(1, largest + 1)),
         *(_measured_rates(beta, largest), theory),
     )

@@ -11,18 +11,13 @@ Patterns that move along: the longest points pick themselves, x ← x + step·x,
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.plotting import COLOURS, caption, new_figure
 from exptilt.dynamics.flow import Flow
 from exptilt.families.numerics.hull import nearest_in_hull
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -54,23 +49,6 @@ class DivergenceRate:
     def error(self) -> Tensor:
         """Relative difference between measured and predicted slope, ``(N,)``."""
         return (self.slope - self.theory).abs() / self.theory
-
-    def plot(self) -> "Figure":
-        """Lengths against step, and measured against predicted slope."""
-        with new_figure(9.0, 3.3) as figure:
-            left, middle, right = figure.subplots(1, 3)
-            some = self.lengths[:, :: max(1, self.lengths.shape[1] // 40)]
-            left.plot(some, color=COLOURS[0], linewidth=0.8, alpha=0.6)
-            caption(left, "Patterns held still: ‖η‖", "step")
-            middle.scatter(self.theory, self.slope, s=14, color=COLOURS[0], alpha=0.6, linewidths=0)
-            ends = [float(self.theory.min()), float(self.theory.max())]
-            middle.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
-            caption(middle, "Growth of ‖η‖ in a step", "theory: step·‖x‖", "measured")
-            right.semilogy(self.moving, color=COLOURS[1])
-            caption(right, "Patterns moving along: rms length", "step")
-            words = f"last factor {self.moving_factor:.4f}\ntheory {self.moving_theory:g}"
-            right.text(0.05, 0.9, words, transform=right.transAxes, va="top")
-        return figure
 
 
 def divergence_rate(

@@ -15,9 +15,7 @@ Random points in high dimension have cosines near 0, so they follow it from γ =
 tolerance, random ones the better the higher the dimension, steps of size h up to O(h).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,13 +23,8 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.plotting import COLOURS, caption, new_figure
-from exptilt._support.progress import track
-from exptilt.claims.experiments.arguments import check_several
+from exptilt.claims.experiments.starts import check_several
 from exptilt.dynamics.flow import Flow
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -71,24 +64,6 @@ class EqualCosine:
         """Largest difference from theory of random points, by dimension."""
         return tuple((self.random - self.theory).abs().amax(-1).tolist())
 
-    def plot(self) -> "Figure":
-        """Mean cosine against time."""
-        lines: list[tuple[Tensor, str, dict[str, Any]]] = [
-            (self.theory, "theory", {"color": "0.2", "linewidth": 3.5, "alpha": 0.35}),
-            (self.continuous, "orthogonal points, continuous", {"color": COLOURS[0]}),
-            (self.stepped, f"orthogonal points, step {self.step:g}", {"color": COLOURS[1], "linestyle": ":"}),
-        ]
-        for place, dimension in enumerate(self.dimensions):
-            style: Any = {"color": COLOURS[(2 + place) % 6], "linestyle": "--"}
-            lines.append((self.random[place], f"random points, D={dimension}", style))
-        with new_figure(5.4, 3.6) as figure:
-            axes = figure.subplots()
-            for values, label, style in lines:
-                axes.plot(self.time, values, label=label, **style)
-            caption(axes, "Mean cosine", "time")
-            axes.legend()
-        return figure
-
 
 def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
     """The derivative γ' by the equation above.
@@ -111,7 +86,6 @@ def equal_cosine(
     substeps: int = 10,
     dimensions: tuple[int, ...] = (64, 1024),
     seed: int = 0,
-    progress: bool | None = None,
 ) -> EqualCosine:
     """Compare the simulator with the equation for equal cosines.
 
@@ -123,7 +97,6 @@ def equal_cosine(
         substeps: steps of the discrete flow between two samples.
         dimensions: of the random points.
         seed: of the draws.
-        progress: as for `Flow.run`.
 
     Example:
         >>> found = equal_cosine(count=8, time=4.0, samples=21, dimensions=(16,))
@@ -156,14 +129,9 @@ def equal_cosine(
         path = flow.ode(start, time, samples=samples, keep="last", rtol=rtol, atol=atol, progress=False)
         return path.mean_cosine
 
-    def taken() -> Tensor:
-        steps, total = Flow("sphere", beta=beta, step=step), (samples - 1) * substeps
-        return steps.run(orthogonal, total, keep="last", measure_every=substeps, progress=False).mean_cosine
-
-    def drawn(dimension: int) -> Callable[[], Tensor]:
-        return lambda: followed(torch.randn(count, dimension, dtype=torch.float64, generator=generator))
-
-    runs = [lambda: followed(orthogonal, 1e-9, 1e-11), taken, *map(drawn, dimensions)]
-    continuous, stepped, *random = [run() for run in track(runs, "equal cosines", show=progress)]
-    stack = torch.stack(random) if random else torch.empty(0, samples, dtype=torch.float64)
+    continuous = followed(orthogonal, 1e-9, 1e-11)
+    steps, total = Flow("sphere", beta=beta, step=step), (samples - 1) * substeps
+    stepped = steps.run(orthogonal, total, keep="last", measure_every=substeps, progress=False).mean_cosine
+    draws = [torch.randn(count, d, dtype=torch.float64, generator=generator) for d in dimensions]
+    stack = torch.stack([followed(x) for x in draws]) if draws else theory.new_empty(0, samples)
     return EqualCosine(torch.from_numpy(times), theory, continuous, stepped, stack, tuple(dimensions), step)

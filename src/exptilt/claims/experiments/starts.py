@@ -1,14 +1,13 @@
 """Where flows start: named laws of independent coordinates, all with mean 0 and variance 1."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-
-_DEGREES = 3
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -24,13 +23,6 @@ def _laplace(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return -u.sign() * torch.log1p(-2 * u.abs().clamp_max(0.5 - 1e-12)) / math.sqrt(2)
 
 
-def _student(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    squares = sum(
-        (_normal(shape, generator).square() for _ in range(_DEGREES)), torch.zeros(shape, dtype=torch.float64)
-    )
-    return _normal(shape, generator) / (squares / _DEGREES).sqrt() / math.sqrt(_DEGREES / (_DEGREES - 2))
-
-
 def _bimodal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     # ±0.9 with noise of variance 1 − 0.9².
     side = torch.where(_uniform(shape, generator) < 0.5, -0.9, 0.9).double()
@@ -40,10 +32,8 @@ def _bimodal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 STARTS: dict[str, Callable[[tuple[int, ...], torch.Generator], Tensor]] = {
     "gaussian": _normal,
     "laplace": _laplace,
-    "student": _student,
     "uniform": lambda shape, generator: (2 * _uniform(shape, generator) - 1) * math.sqrt(3),
     "bimodal": _bimodal,
-    "skewed": lambda shape, generator: -torch.log1p(-_uniform(shape, generator)) - 1,
 }
 
 
@@ -51,6 +41,16 @@ def check_start(name: str) -> None:
     """Raise unless a start has this name."""
     if name not in STARTS:
         raise ArgumentError(f"start is {name!r}. Pass one of {', '.join(STARTS)}.")
+
+
+def check_several(experiment: str, **given: Iterable[Any]) -> None:
+    """Raise unless each argument is a tuple or list of settings, not a name or number alone."""
+    for name, values in given.items():
+        if not isinstance(values, tuple | list):
+            raise ArgumentError(
+                f"{experiment}: {name} is {values!r}. "
+                f"Pass a tuple of all that are to be run, such as ({values!r},)."
+            )
 
 
 def start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

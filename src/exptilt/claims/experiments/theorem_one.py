@@ -15,23 +15,17 @@ Let h = N(μ, Σ), held still. Then g(η) = μ + Ση, and the update η ← η 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
-from exptilt._support.plotting import COLOURS, new_figure
-from exptilt.claims.experiments.arguments import check_several, check_whole
-from exptilt.claims.experiments.starts import check_start, start
+from exptilt.claims.experiments.starts import start
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.gaussianity import Gaussianity, gaussianity
 from exptilt.dynamics.renormalizers import Whiten
 from exptilt.families import Gaussian
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -85,51 +79,17 @@ class TheoremOne:
             f"there is no row {start!r}, {renormalizer!r}. Pass a start and a renormalizer of `rows`."
         )
 
-    def plot(self) -> "Figure":
-        """Distance from the fixed point's covariance, and Gaussianity, against step."""
-        names = list(dict.fromkeys(row.start for row in self.rows))
-        kinds = list(dict.fromkeys(row.renormalizer for row in self.rows))
-        with new_figure(2.8 * len(kinds) + 0.6, 5.0) as figure:
-            panels: Any = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
-            for row in self.rows:
-                upper, lower = panels[:, kinds.index(row.renormalizer)]
-                place = names.index(row.start)
-                # Shifted sideways, because many lines coincide.
-                steps = np.arange(len(row.covariance_error)) + 0.08 * (place - (len(names) - 1) / 2)
-                style: Any = {"color": COLOURS[place % 6], "marker": "os^Dv"[place % 5], "label": row.start}
-                style |= {"markersize": 4, "linewidth": 1.0}
-                upper.plot(steps, np.maximum(row.covariance_error, 1e-17), **style)
-                lower.plot(steps, np.maximum(row.gaussian_p, 1e-20), **style)
-            for (upper, lower), kind in zip(panels.T, kinds, strict=True):
-                upper.set(yscale="log", title=kind)
-                lower.set(yscale="log", xlabel="step")
-                lower.axhline(0.05, color="0.4", linewidth=0.8)
-            panels[0, 0].set_ylabel("covariance: relative\ndistance from Σ⁻¹")
-            panels[1, 0].set_ylabel("Gaussian? p-value\n(at least 10⁻²⁰ drawn; line: 0.05)")
-            handles, labels = panels[0, 0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-        return figure
 
+def theorem_one(*, count: int = 2000, steps: int = 6, seed: int = 0) -> TheoremOne:
+    """Test Theorem 1 on samples, with μ = (0.5, −0.5, 0.5, −0.5) and a Σ of eigenvalues 0.5, 1, 1.5, 2.
 
-def theorem_one(
-    mean: Tensor | None = None,
-    covariance: Tensor | None = None,
-    *,
-    count: int = 2000,
-    steps: int = 6,
-    starts: tuple[str, ...] = ("fixed point", "gaussian", "laplace", "bimodal"),
-    renormalizers: tuple[str, ...] = ("whiten", "batch", "layer"),
-    seed: int = 0,
-) -> TheoremOne:
-    """Test Theorem 1 on samples.
+    The starts are "fixed point", a sample of N(Σ⁻¹μ, Σ⁻¹), and "gaussian", "laplace" and "bimodal" as in
+    `equilibrium_sweep`; the renormalisers "whiten", which sets the mean and covariance of the theorem,
+    "batch" and "layer".
 
     Args:
-        mean: ``(D,)`` float64, μ; default (0.5, −0.5, 0.5, −0.5).
-        covariance: ``(D, D)`` float64, Σ; default one with eigenvalues 0.5, 1, 1.5, 2 in general position.
         count: how many points.
         steps: how many.
-        starts: "fixed point" draws from N(Σ⁻¹μ, Σ⁻¹), the others are those of `equilibrium_sweep`.
-        renormalizers: "whiten" sets the mean and covariance of the theorem, the others are as in `Flow`.
         seed: of the draws.
 
     Example:
@@ -139,31 +99,24 @@ def theorem_one(
         >>> found.row("laplace").gaussian_p[-1] < 1e-6  # never
         True
     """
-    check_several("theorem_one", starts=starts, renormalizers=renormalizers)
-    check_whole("theorem_one", 1, count=count)
-    check_whole("theorem_one", 0, steps=steps)
-    for law in starts:
-        if law != "fixed point":
-            check_start(law)
+    whole("theorem_one", "count", count)
+    whole("theorem_one", "steps", steps, least=0)
     generator = torch.Generator().manual_seed(seed)
-    if covariance is None:
-        dimension = 4 if mean is None else mean.shape[-1]
-        basis = torch.linalg.qr(torch.randn(dimension, dimension, dtype=torch.float64, generator=generator)).Q
-        covariance = basis @ torch.diag(0.5 * torch.arange(1, dimension + 1, dtype=torch.float64)) @ basis.mT
-        covariance = (covariance + covariance.mT) / 2
-    if mean is None:
-        mean = torch.tensor([0.5, -0.5] * covariance.shape[-1], dtype=torch.float64)[: covariance.shape[-1]]
+    basis = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=generator)).Q
+    covariance = basis @ torch.diag(0.5 * torch.arange(1, 5, dtype=torch.float64)) @ basis.mT
+    covariance = (covariance + covariance.mT) / 2
+    mean = torch.tensor([0.5, -0.5, 0.5, -0.5], dtype=torch.float64)
     measure, inverse = Gaussian(mean, covariance), torch.linalg.inv(covariance)
     inverse = (inverse + inverse.mT) / 2
     goal = Gaussian(inverse @ mean, inverse)
     target = Whiten(goal.mean_vector, inverse)
     rows = []
-    for name in starts:
+    for name in ("fixed point", "gaussian", "laplace", "bimodal"):
         if name == "fixed point":  # a sample has its own mean and covariance: give it those of the law
             first = target(goal.sample((count,), generator=generator))
         else:
             first = 2 * start(name, (count, len(mean)), generator) + 1
-        for kind in renormalizers:
+        for kind in ("whiten", "batch", "layer"):
             flow = Flow(target if kind == "whiten" else kind, patterns=measure)
             rows.append(_row(name, kind, flow, first, goal, steps))
     return TheoremOne(goal.mean_vector, inverse, tuple(rows))

@@ -33,7 +33,7 @@ def circle(seed: int, *, beta: Annotated[float, Between(0.5, 20)] = 5.0) -> Find
         >>> print(int(growth_rates(5.0, 8).argmax()) + 1)
         3
     """
-    found = metastable_counts(beta=beta, count=300, seeds=6, seed=seed, progress=False)
+    found = metastable_counts(beta=beta, count=300, seeds=6, seed=seed)
     agree = (found.counts == found.predicted).double().mean()
     off = (found.rate / found.rate_theory - 1).abs()
     yield most("growth of ripples over the formula, less 1", off, 1e-2, "measured")

@@ -1,4 +1,4 @@
-"""The choice of the backend that runs a sweep; the four sweeps as functions, and as operators of torch.
+"""The choice of the backend that runs a sweep, and the four sweeps.
 
     forward    output, lines, where the maximum is
     tangent    sums of the forward derivative
@@ -6,14 +6,13 @@
     second     the gradient of a forward derivative
 
 Each takes canonical tensors (``problem.py``) as `Inputs`, then arguments of its own, then the score rule and
-the backend's name. Ordinary tensors go to the backend at once. A compiled graph holds an operator, which gets
-every member one by one, as in `SCHEMAS`. Operators have no derivatives: ``derivatives/rules.py`` does. The
-forward sweep also raises the errors for numbers that are not finite.
+the backend's name. None of them has derivatives: ``derivatives/rules.py`` does. The forward sweep also raises
+the errors for numbers that are not finite. Tensors without numbers of their own, as in a graph that is traced
+or a batch of gradients, go through the sweeps in plain torch.
 """
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -26,15 +25,7 @@ from exptilt._support import native
 from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
 from exptilt._support.transforms import is_plain, not_traced
 from exptilt.tilting.backends import tiled
-from exptilt.tilting.problem import (
-    Gradients,
-    Inputs,
-    InputTangents,
-    Needs,
-    RowStatistics,
-    has_full_bias,
-    wide_dtype,
-)
+from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, has_full_bias
 from exptilt.tilting.score_rule import ScoreRule
 
 _TRITON = (3, 6), (3, 9)  # first (as in pyproject.toml) and last release that the kernels are written for
@@ -200,55 +191,7 @@ def _complain(name: str, x: Tensor, bad: Tensor, axes: str) -> None:
         raise ArgumentError(f"attend: {name} holds {what}, first at {place} {axes}. {advice}")
 
 
-# ---- sweeps as functions and as operators
-
-# The compiler keeps graphs on disk, and finds them by the names of operators: change the namespace whenever
-# the schema of an operator changes.
-NAMESPACE = "exptilt_4"
-OPTIONS = "Tensor? bias, Tensor? log_weight, Tensor? sink, Tensor? mask, Tensor? packing"
-NUMBERS = "float scale, bool causal, int? window, float? softcap, str backend"
-_INPUTS = f"Tensor query, Tensor key, Tensor value, {OPTIONS}"
-_DOTS = ", ".join(f"Tensor? {name}_dot" for name in InputTangents._fields)
-_SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-SCHEMAS = {
-    "forward": f"({_INPUTS}, {NUMBERS}, bool check) -> (Tensor, Tensor, Tensor)",
-    "tangent": f"({_INPUTS}, {_DOTS}, Tensor output, Tensor rows, {NUMBERS}) -> (Tensor, Tensor)",
-    "gradient": f"({_INPUTS}, Tensor cotangent, Tensor output, Tensor rows, {NUMBERS}, "
-    f"bool[] needs) -> {_SIX}",
-    "second": f"({_INPUTS}, {_DOTS}, Tensor cotangent, Tensor output, Tensor output_dot, Tensor rows, "
-    f"{NUMBERS}, bool[] needs) -> {_SIX}",
-}
-_INPUT_COUNT, _DOT_COUNT, _RULE_COUNT = (
-    len(Inputs._fields),
-    len(InputTangents._fields),
-    len(fields(ScoreRule)),
-)
-
-
-def _one_by_one(given: Iterable[Any]) -> list[Any]:
-    """The members of groups of tensors, of the rule and of the needs, in the order of `SCHEMAS`."""
-    flat: list[Any] = []
-    for x in given:
-        if isinstance(x, tuple):
-            flat += x
-        elif isinstance(x, ScoreRule):
-            flat += x.numbers
-        else:
-            flat.append(x.flags() if isinstance(x, Needs) else x)
-    return flat
-
-
-def _grouped(name: str, flat: tuple[Any, ...]) -> list[Any]:
-    """The arguments of a sweep from those of its operator."""
-    groups: list[Any] = [Inputs(*flat[:_INPUT_COUNT])]
-    rest = list(flat[_INPUT_COUNT:])
-    if name in ("tangent", "second"):
-        groups, rest = [*groups, InputTangents(*rest[:_DOT_COUNT])], rest[_DOT_COUNT:]
-    if name in ("gradient", "second"):
-        rest[-1] = Needs(*rest[-1])
-    first = len(rest) - _RULE_COUNT - (1 if name == "tangent" else 2)
-    rule = ScoreRule(*rest[first : first + _RULE_COUNT])
-    return [*groups, *rest[:first], rule, *rest[first + _RULE_COUNT :]]
+# ---- the sweeps as functions
 
 
 def _without_sink(t: Inputs) -> Inputs:
@@ -261,13 +204,6 @@ def _forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Ten
     return forward(_without_sink(t), rule, backend, check)
 
 
-def _fake_forward(query: Any, key: Any, value: Any, *_: Any) -> Any:
-    rows, wide = query.shape[:-1], wide_dtype(query.dtype)
-    output = query.new_empty((*rows, value.shape[-1]), dtype=wide)
-    lines = query.new_empty((len(RowStatistics._fields), *rows), dtype=wide)
-    return output, lines, query.new_empty(rows, dtype=torch.int64)
-
-
 def _tangent(
     t: Inputs, dots: InputTangents, output: Tensor, rows: Tensor, rule: ScoreRule, backend: str
 ) -> tuple[Tensor, Tensor]:
@@ -277,30 +213,11 @@ def _tangent(
     return pushed, sums
 
 
-def _fake_tangent(query: Any, key: Any, value: Any, *_: Any) -> Any:
-    rows, wide = query.shape[:-1], wide_dtype(query.dtype)
-    return query.new_empty((*rows, value.shape[-1]), dtype=wide), query.new_empty((4, *rows), dtype=wide)
-
-
 def _asked(found: Gradients, t: Inputs, needs: Needs) -> tuple[Tensor, ...]:
     """The gradients, of shape (0,) where not asked for."""
     wanted = [*needs.flags()[:5], needs.bias and has_full_bias(t)]
     none = found.row_sum.new_empty(0)
     return tuple(x if w else none.clone() for x, w in zip(found, wanted, strict=True))
-
-
-def _fake_gradients(*given: Any) -> tuple[Tensor, ...]:
-    t, n = Inputs(*given[:_INPUT_COUNT]), Needs(*given[-1])
-    q, lead = t.query, t.query.shape[:-3]
-    shapes = (
-        q.shape if n.query else (0,),
-        (*lead, *t.key.shape[-3:]) if n.key else (0,),
-        (*lead, *t.value.shape[-3:]) if n.value else (0,),
-        (*q.shape[:-2], t.key.shape[-2]) if n.columns else (0,),
-        q.shape[:-1] if n.rows else (0,),
-        t.bias.shape if t.bias is not None and n.bias and has_full_bias(t) else (0,),
-    )
-    return tuple(q.new_empty(shape, dtype=wide_dtype(q.dtype)) for shape in shapes)
 
 
 def _gradient(t: Inputs, *given: Any) -> tuple[Tensor, ...]:
@@ -328,32 +245,16 @@ def all_plain(given: Iterable[Any]) -> bool:
     return True
 
 
-def _operator(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """A sweep as a torch operator."""
-
-    def flat(*given: Any) -> Any:
-        return plain(*_grouped(name, given))
-
-    operator = torch.library.custom_op(f"{NAMESPACE}::{name}", flat, mutates_args=(), schema=SCHEMAS[name])
-    operator.register_fake(fake)
-    return operator
-
-
-_PLAIN: dict[str, Callable[..., Any]] = {
+_SWEEPS: dict[str, Callable[..., Any]] = {
     "forward": _forward,
     "tangent": _tangent,
     "gradient": _gradient,
     "second": _second,
 }
-_FAKE = {
-    "forward": _fake_forward,
-    "tangent": _fake_tangent,
-    "gradient": _fake_gradients,
-    "second": _fake_gradients,
-}
-_OPERATORS = {name: _operator(name, plain, _FAKE[name]) for name, plain in _PLAIN.items()}
 
 
 def call(name: str, *given: Any) -> Any:
-    """The sweep `name` of `SCHEMAS`: at once if all tensors are ordinary, else as a torch operator."""
-    return _PLAIN[name](*given) if all_plain(given) else _OPERATORS[name](*_one_by_one(given))
+    """The sweep `name`; in plain torch and unchecked if a tensor is not an ordinary one."""
+    if not all_plain(given):
+        given = tuple("tiled" if isinstance(x, str) else False if x is True else x for x in given)
+    return _SWEEPS[name](*given)

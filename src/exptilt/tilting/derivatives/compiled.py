@@ -1,202 +1,155 @@
-"""Operators for `torch.compile`: attention, key mass and Fisher products, each with its own derivative.
+"""Operators for `torch.compile`: attention and key mass, and the gradient of each.
 
 The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a
-compiled graph, ``attend.py`` therefore calls the operators here: the same forward sweep, and the same
-backward rules, taken from ``rules.py``. (Compiled graphs have first derivatives only: the compiler itself has
-no double backward.)
+compiled graph, ``attend.py`` therefore calls the operators here. They run the same sweeps and the same rules
+as an ordinary call. (Compiled graphs have first derivatives only: the compiler itself has no double
+backward.)
 """
 
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exptilt.tilting.backends.dispatch import NAMESPACE, NUMBERS, OPTIONS
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient
-from exptilt.tilting.problem import MASS, Inputs, RowStatistics, Settings, wide_dtype
+from exptilt.tilting.problem import MASS, Inputs, InputTangents, RowStatistics, Settings, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
-_TENSORS = len(Inputs._fields)
+# The compiler keeps graphs on disk, and finds them by the names of operators: change the namespace whenever
+# the schema of an operator changes.
+_NAMESPACE = "exptilt_5"
+_OPTIONS = "Tensor? bias, Tensor? log_weight, Tensor? sink, Tensor? mask, Tensor? packing"
+_NUMBERS = "float scale, bool causal, int? window, float? softcap, str backend, bool check"
+_ATTEND = f"Tensor query, Tensor key, Tensor value, {_OPTIONS}"
+_MASS = f"Tensor query, Tensor key, {_OPTIONS}, Tensor shift, Tensor weight, Tensor gap, Tensor variance"
+_RESULTS = 1 + len(RowStatistics._fields) + 2  # output, statistics, shift, place of the maximum
+_BARS = 6  # of the results, the first so many have gradients
 
 
-class _Kept:
-    """The ctx that a rule's setup_context expects, kept on an operator's ctx."""
+def _operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """The operator of a function; `fake` makes empty results of the same shapes."""
+    made = torch.library.custom_op(f"{_NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(fake)
+    return made
 
-    def __init__(self, ctx: Any):
-        self.ctx = ctx
 
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        self.ctx.save_for_backward(*tensors)
-
-    def save_for_forward(self, *tensors: Tensor | None) -> None:
-        """Does nothing: operators have no forward derivative."""
-
-    def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Does nothing: gradients of these tensors are ignored."""
-
-    def set_materialize_grads(self, value: bool) -> None:
-        self.ctx.set_materialize_grads(value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self if name == "ctx" else self.ctx, name, value)
+def _list(count: int, kind: str, name: str = "") -> str:
+    return ", ".join(f"{kind} {name}{i}" if name else kind for i in range(count))
 
 
 def _settings(numbers: Any, **more: Any) -> Settings:
-    scale, causal, window, softcap, backend, *check = numbers
-    return Settings(ScoreRule(scale, causal, window, softcap), backend, *check, **more)
+    *rule, backend, check = numbers
+    return Settings(ScoreRule(*rule), backend, check, **more)
 
 
-def _attend(*given: Any) -> Any:
-    """`rules.Attend` as an operator."""
-    return Attend.forward(*given[:_TENSORS], _settings(given[_TENSORS:]))
-
-
-_TEN = f"({', '.join(['Tensor'] * 10)})"
-_SCHEMA = f"(Tensor query, Tensor key, Tensor value, {OPTIONS}, {NUMBERS}, bool check) -> {_TEN}"
-attend = torch.library.custom_op(f"{NAMESPACE}::attend", _attend, mutates_args=(), schema=_SCHEMA)
-
-
-@attend.register_fake
-def _(query: Any, key: Any, value: Any, *_: Any) -> Any:
-    rows, wide = query.shape[:-1], wide_dtype(query.dtype)
-    lines = tuple(query.new_empty(rows, dtype=wide) for _ in range(len(RowStatistics._fields) + 1))
-    return (
-        query.new_empty((*rows, value.shape[-1]), dtype=wide),
-        *lines,
-        query.new_empty(rows, dtype=torch.int64),
+def _made(
+    found: Sequence[Tensor | None], inputs: Any, needs: Sequence[bool]
+) -> tuple[Tensor, ...]:
+    """Gradients in the dtype of their inputs; (0,) for those not needed, as an operator returns no None."""
+    return tuple(
+        inputs[0].new_empty(0) if x is None or not need else torch.zeros_like(x) if g is None else g.to(x.dtype)
+        for g, x, need in zip(found, inputs, needs, strict=True)
     )
 
 
-def _attend_context(ctx: Any, inputs: Any, output: Any) -> None:
-    Attend.setup_context(_Kept(ctx), (*inputs[:_TENSORS], _settings(inputs[_TENSORS:])), output)
+def _fake_gradients(inputs: Any, needs: Sequence[bool]) -> tuple[Tensor, ...]:
+    return tuple(
+        inputs[0].new_empty(0) if x is None or not need else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        for x, need in zip(inputs, needs, strict=True)
+    )
 
 
-def _attend_backward(ctx: Any, *bars: Tensor | None) -> Any:
-    found = Attend.backward(ctx, *bars)[:_TENSORS]
-    return (*(_narrowed(g, x) for g, x in zip(found, ctx.saved_tensors, strict=False)), *(None,) * 6)
+def _attend(*given: Any) -> Any:
+    n = len(Inputs._fields)
+    return Attend.forward(*given[:n], _settings(given[n:]))
 
 
-def _narrowed(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """A gradient in the dtype of its input; plain autograd does that by itself."""
-    return gradient if gradient is None or like is None else gradient.to(like.dtype)
+def _fake_attend(query: Any, key: Any, value: Any, *_: Any) -> Any:
+    rows, wide = query.shape[:-1], wide_dtype(query.dtype)
+    lines = (query.new_empty(rows, dtype=wide) for _ in range(_RESULTS - 2))
+    output = query.new_empty((*rows, value.shape[-1]), dtype=wide)
+    return (output, *lines, query.new_empty(rows, dtype=torch.int64))
 
 
-attend.register_autograd(_attend_backward, setup_context=_attend_context)
+def _pull_attend(*given: Any) -> tuple[Tensor, ...]:
+    """Gradients by the inputs, from inputs, results, cotangents, numbers, and which gradients are needed."""
+    *given, needs = given
+    n = len(Inputs._fields)
+    inputs, (o, _, _, _, variance, maximum, weight, gap, shift, best) = given[:n], given[n : n + _RESULTS]
+    bars, numbers = given[n + _RESULTS : n + _RESULTS + _BARS], given[n + _RESULTS + _BARS :]
+    saved = (*inputs, o, shift, weight, gap, variance, maximum, best)
+    ctx = SimpleNamespace(saved_tensors=saved, settings=_settings(numbers), needs_input_grad=needs)
+    return _made(Attend.backward(ctx, *bars)[: len(needs)], inputs[: len(needs)], needs)
 
 
-_KNOWN = ("shift", "weight", "gap", "variance")
-_MASS_TENSORS = _TENSORS - 1 + len(_KNOWN)  # a mass has no values
-_OPTIONS, _LAST = _TENSORS - 3, _MASS_TENSORS - 2
+attend = _operator(
+    "attend", f"({_ATTEND}, {_NUMBERS}) -> ({_list(_RESULTS, 'Tensor')})", _attend, _fake_attend
+)
+_pulled_attend = _operator(
+    "attend_backward",
+    f"({_ATTEND}, {_list(_RESULTS, 'Tensor', 'result')}, {_list(_BARS, 'Tensor?', 'bar')}, {_NUMBERS}, "
+    f"bool[] needs) -> ({_list(len(InputTangents._fields), 'Tensor')})",
+    _pull_attend,
+    lambda *given: _fake_gradients(given[: len(given[-1])], given[-1]),
+)
 
 
 def _key_mass(query: Tensor, key: Tensor, *given: Any) -> Tensor:
     """`key_mass.key_mass` as an operator."""
-    options, (shift, weight, gap, variance), numbers = given[:_OPTIONS], given[_OPTIONS:_LAST], given[_LAST:]
-    t = Inputs(query, key, key, *options)
-    inputs, bar, stats = masses.sum_of_G(t, shift, weight, gap, variance)
-    return Gradient.forward(
-        *GRADIENT.flat(_settings(numbers, needs=MASS), inputs=inputs, bar=bar, stats=stats)
-    )[4]
+    options, known, numbers = given[:5], given[5:9], given[9:]
+    inputs, bar, stats = masses.sum_of_G(Inputs(query, key, key, *options), *known)
+    only = _settings(numbers, needs=MASS)
+    return Gradient.forward(*GRADIENT.flat(only, inputs=inputs, bar=bar, stats=stats))[4]
 
 
-_SCHEMA = f"(Tensor query, Tensor key, {OPTIONS}, Tensor {', Tensor '.join(_KNOWN)}, {NUMBERS}) -> Tensor"
-key_mass = torch.library.custom_op(f"{NAMESPACE}::key_mass", _key_mass, mutates_args=(), schema=_SCHEMA)
+def _pull_key_mass(bar: Tensor, query: Tensor, key: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Gradients by query, key, bias, log_weight and sink."""
+    options, known, numbers, needs = given[:5], given[5:9], given[9:-1], given[-1]
+    t, wanted = Inputs(query, key, key, *options), (*needs[:2], False, *needs[2:])
+    found = masses.pull_key_mass(t, *known, bar, _settings(numbers), wanted)
+    by = found.query, found.key, found.bias, found.log_weight, found.sink
+    return _made(by, (query, key, *options[:3]), needs)
 
 
-@key_mass.register_fake
-def _(query: Any, key: Any, bias: Any, log_weight: Any, *_: Any) -> Any:
-    return torch.empty_like(log_weight, memory_format=torch.contiguous_format)
-
-
-def _mass_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:_MASS_TENSORS])
-    ctx.numbers = inputs[_MASS_TENSORS:]
-    ctx.set_materialize_grads(False)
-
-
-def _mass_backward(ctx: Any, bar: Tensor | None) -> Any:
-    if bar is None:
-        return (None,) * (_MASS_TENSORS + len(ctx.numbers))
-    query, key, *options, shift, weight, gap, variance = ctx.saved_tensors
-    t = Inputs(query, key, key, *options)
-    need = ctx.needs_input_grad
-    wanted = (need[0], need[1], False, need[2], need[3], need[4])
-    found = masses.pull_key_mass(t, shift, weight, gap, variance, bar, _settings(ctx.numbers), wanted)
-    made = found.query, found.key, found.bias, found.log_weight, found.sink
-    given = zip(made, (query, key, *options[:3]), strict=True)
-    return (*(_narrowed(g, x) for g, x in given), *(None,) * (_MASS_TENSORS + len(ctx.numbers) - 5))
-
-
-key_mass.register_autograd(_mass_backward, setup_context=_mass_context)
-
-
-def _hessian_product(query: Tensor, key: Tensor, vector: Tensor, *given: Any) -> Tensor:
-    """`key_mass.hessian_product` as an operator."""
-    options, numbers = given[: _TENSORS - 3], given[_TENSORS - 3 :]
-    t = Inputs(query, key, key[..., :0], *options)
-    return masses.hessian_product(t, vector, _settings(numbers))
-
-
-_PRODUCT = f"Tensor query, Tensor key, Tensor vector, {OPTIONS}, {NUMBERS}"
-hessian_product = torch.library.custom_op(
-    f"{NAMESPACE}::hessian_product",
-    _hessian_product,
-    mutates_args=(),
-    schema=f"({_PRODUCT}, bool check) -> Tensor",
+key_mass = _operator(
+    "key_mass",
+    f"({_MASS}, {_NUMBERS}) -> Tensor",
+    _key_mass,
+    lambda query, key, bias, log_weight, *_: log_weight.new_empty(log_weight.shape),
+)
+_pulled_mass = _operator(
+    "key_mass_backward",
+    f"(Tensor bar, {_MASS}, {_NUMBERS}, bool[] needs) -> ({_list(5, 'Tensor')})",
+    _pull_key_mass,
+    lambda bar, *given: _fake_gradients(given[:5], given[-1]),
 )
 
 
-@hessian_product.register_fake
-def _(query: Any, *_: Any) -> Any:
-    return torch.empty_like(query, dtype=wide_dtype(query.dtype), memory_format=torch.contiguous_format)
+def _differentiate(operator: Any, tensors: int, differentiable: int, pull: Callable[..., Any]) -> None:
+    """Give an operator a backward pass: `pull` of the saved tensors, the cotangents, numbers and needs."""
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        results = output if isinstance(output, tuple) else ()
+        ctx.save_for_backward(*inputs[:tensors], *results)
+        ctx.numbers, ctx.count = inputs[tensors:], len(inputs)
+        ctx.set_materialize_grads(False)
+
+    def back(ctx: Any, *bars: Tensor | None) -> Any:
+        needs = list(ctx.needs_input_grad[:differentiable])
+        nothing = all(bar is None for bar in bars)
+        found = () if nothing else pull(ctx.saved_tensors, bars, ctx.numbers, needs)
+        kept = (g if need else None for g, need in zip(found, needs, strict=False))
+        return (*kept, *(None,) * (ctx.count - len(found)))
+
+    operator.register_autograd(back, setup_context=keep)
 
 
-def _pull_product(bar: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    query, *_ = given = arguments[:6]
-    hidden, settings = arguments[6:_TENSORS], _settings(arguments[_TENSORS:])
-    present = [i for i, x in enumerate(given) if x is not None]
-
-    def product(*some: Tensor) -> Tensor:
-        full: list[Any] = list(given)
-        for i, x in zip(present, some, strict=True):
-            full[i] = x
-        q, k, v, b, w, s = full
-        return masses.hessian_product(Inputs(q, k, k[..., :0], b, w, s, *hidden), v, settings)
-
-    _, pull = torch.func.vjp(product, *(given[i] for i in present))  # type: ignore[misc]
-    found: list[Tensor] = [query.new_zeros(0) for _ in given]
-    for i, g in zip(present, pull(bar), strict=True):
-        found[i] = g.clone(memory_format=torch.contiguous_format)
-    return tuple(found)
-
-
-_pulled_product = torch.library.custom_op(
-    f"{NAMESPACE}::hessian_product_backward",
-    _pull_product,
-    mutates_args=(),
-    schema=f"(Tensor bar, {_PRODUCT}) -> ({', '.join(['Tensor'] * 6)})",
+_differentiate(
+    attend, 8, 6, lambda saved, bars, numbers, needs: _pulled_attend(*saved, *bars[:_BARS], *numbers, needs)
 )
-
-
-@_pulled_product.register_fake
-def _(bar: Any, query: Any, key: Any, vector: Any, bias: Any, log_weight: Any, sink: Any, *_: Any) -> Any:
-    made = (query, key, vector, bias, log_weight, sink)
-    return tuple(
-        query.new_zeros(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x in made
-    )
-
-
-def _product_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:_TENSORS])
-    *ctx.numbers, _check = inputs[_TENSORS:]
-
-
-def _product_backward(ctx: Any, bar: Tensor) -> Any:
-    found = _pulled_product(bar, *ctx.saved_tensors, *ctx.numbers)
-    given = zip(found, ctx.saved_tensors[:6], strict=True)
-    return (*(None if x is None else g for g, x in given), *(None,) * (_TENSORS - 6 + len(ctx.numbers) + 1))
-
-
-hessian_product.register_autograd(_product_backward, setup_context=_product_context)
+_differentiate(
+    key_mass, 11, 5, lambda saved, bars, numbers, needs: _pulled_mass(*bars, *saved, *numbers, needs)
+)

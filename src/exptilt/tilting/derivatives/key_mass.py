@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exptilt._support.transforms import apply, derivatives_wanted
+from exptilt._support.transforms import apply, derivatives_wanted, never_compiled
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics
 from exptilt.tilting.derivatives.rules import GRADIENT, Attend, Gradient, pull_gradient
 from exptilt.tilting.problem import MASS, Inputs, InputTangents, Settings
@@ -64,6 +64,7 @@ def pull_key_mass(
     return pull_gradient(inputs, ones, stats, InputTangents(log_weight=bar), settings, wanted)[0]
 
 
+@never_compiled
 def hessian_product(t: Inputs, vector: Tensor, settings: Settings) -> Tensor:
     """(..., Hq, Q, D): the derivative along vector of ∇(Σ_i G_i) by the query, a second derivative of G."""
     found = [x.detach() for x in apply(Attend, *t, settings)]
