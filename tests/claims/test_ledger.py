@@ -70,7 +70,6 @@ def test_theory_prints_the_formulas_of_the_ledger():
 
 def test_no_interval_of_a_number_that_cannot_be_negative_reaches_below_0():
     assert Check("n", (0.0, 0.0, 0.1)).interval[0] == 0
-    assert Check("n", (0.1,), error=0.2).interval[0] == 0
     assert Check("n", (0.0, 0.0, 0.1), signed=True).interval[0] < 0
     assert Check("n", (-0.1, 0.0, 0.1)).interval[0] < 0
 

@@ -1,6 +1,7 @@
 """Every claim would notice: flip a sign or swap an argument in the thing claimed, and its verdict changes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -140,17 +141,17 @@ def untrained(models):
 def gaussian_ends(sweep):
     """Trajectories that end as they begin, but for a kurtosis near a Gaussian's."""
 
+    def ends(path):
+        effective, kurtosis = path.clusters.effective, path.gaussianity.kurtosis
+        nearer = kurtosis[:1] * torch.linspace(1, 0.1, len(kurtosis))[:, None]
+        clusters = SimpleNamespace(count=path.clusters.count, effective=effective[:1].expand_as(effective))
+        return SimpleNamespace(
+            steps=path.steps, clusters=clusters, gaussianity=SimpleNamespace(kurtosis=nearer)
+        )
+
     def found(**options):
         done = sweep(**options)
-        ends = [
-            replace(
-                one,
-                effective=one.effective[:1].expand_as(one.effective),
-                kurtosis=one.kurtosis[:1] * torch.linspace(1, 0.1, len(one.kurtosis))[:, None],
-            )
-            for one in done.settings
-        ]
-        return replace(done, settings=tuple(ends))
+        return replace(done, settings=tuple(replace(one, path=ends(one.path)) for one in done.settings))
 
     return found
 

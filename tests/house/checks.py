@@ -50,8 +50,7 @@ OPTIONAL_LIBRARIES = {
     ),
 }
 MAY_IMPORT = {
-    f"tilting/backends/triton/{name}.py": {"triton"}
-    for name in ("scores", "forward", "derivatives", "tuning")
+    f"tilting/backends/triton/{name}.py": {"triton"} for name in ("scores", "forward", "derivatives")
 }
 
 # Names that torch may change without notice are used in one file, which gives them plain names.

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from exptilt._support.errors import ArgumentError
 
-
 _SUFFIX = ".exptilt-draft"
 _ABANDONED = 86400.0  # seconds after which a folder is taken for that of a killed process
 

@@ -54,16 +54,6 @@ def caption(axes: Any, title: str, x: str, y: str = "") -> None:
     axes.set(title=title, xlabel=x, ylabel=y)
 
 
-def measured(axes: Any, x: Any, by_seed: Any, mean: Any, interval: Any, label: str) -> None:
-    """Plot a dot for each seed ``(X, seeds)``, a line through means ``(X,)``, and intervals ``(X, 2)``."""
-    x, by_seed, mean, interval = (np.asarray(values) for values in (x, by_seed, mean, interval))
-    axes.plot(x, by_seed, ".", color=COLOURS[0], alpha=0.3, markersize=5, zorder=1)
-    reach = np.where(np.isnan(interval), mean[:, None], interval)
-    spread = np.maximum([mean - reach[:, 0], reach[:, 1] - mean], 0.0)
-    style: Any = {"color": COLOURS[0], "marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1.2}
-    axes.errorbar(x, mean, yerr=spread, label=label, **style)
-
-
 def whole_log(axes: Any) -> None:
     """Make the vertical axis logarithmic, labelled 1, 2, 5, 10, 20, ..."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -14,7 +14,6 @@ from torch._functorch.pyfunctorch import (
 )
 from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -179,6 +178,23 @@ def is_batch(tensor: Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
+def in_batches() -> int:
+    """The level of torch's older `vmap` (see `is_batch`), 0 outside of it."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+def without_batch(tensor: Tensor, level: int, size: int) -> Tensor:
+    """A tensor of torch's older `vmap` with its hidden axis in front, expanded to `size` if it has none."""
+    return torch._remove_batch_dim(tensor, level, size, 0)
+
+
+def as_batch(tensor: Tensor, level: int) -> Tensor:
+    """A tensor with its first axis hidden, as torch's older `vmap` hides it."""
+    return torch._add_batch_dim(tensor, 0, level)
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Whether this is an ordinary tensor: no subclass (as in a traced graph), and no batch (`is_batch`)."""
     return type(tensor) in (Tensor, Parameter) and not is_batch(tensor)
@@ -251,12 +267,6 @@ def rerun_checkpoint_inside(context: Callable[[], AbstractContextManager[Any]]) 
             frame.recompute_fn, _Inside
         ):
             frame.recompute_fn = _Inside(context, frame.recompute_fn)
-
-
-def function_modes() -> list[Any]:
-    """The torch function modes that are on, outermost first."""
-    modes: list[Any] = _get_current_function_mode_stack()
-    return modes
 
 
 no_torch_function = torch._C._disabled_torch_function_impl

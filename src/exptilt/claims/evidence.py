@@ -67,7 +67,6 @@ class Check(NamedTuple):
         most: the largest value that passes.
         least: the smallest value that passes.
         role: the part it plays in the verdict.
-        error: standard error of a single value, where it is known otherwise than from seeds.
         signed: whether it can be negative; the interval of a number that cannot ends at 0.
     """
 
@@ -76,7 +75,6 @@ class Check(NamedTuple):
     most: float = math.inf
     least: float = -math.inf
     role: Role = "claim"
-    error: float = math.nan
     signed: bool = False
 
     @property
@@ -96,11 +94,9 @@ class Check(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of the mean over seeds, or two standard errors about a single value."""
-        low, high = self.mean - 2 * self.error, self.mean + 2 * self.error
-        if len(self.values) > 1:
-            _, *ends = mean_interval(torch.tensor(self.values, dtype=torch.float64))
-            low, high = (float(end) for end in ends)
+        """95% interval of the mean over seeds; NaN for a single value."""
+        _, *ends = mean_interval(torch.tensor(self.values, dtype=torch.float64))
+        low, high = (float(end) for end in ends)
         return (low if self.signed or min(self.values) < 0 or low != low else max(low, 0.0)), high
 
     @property
@@ -120,35 +116,19 @@ class Check(NamedTuple):
         return f"“{self.name}” is {self.mean:.3g}{worst}, and should be {self.bound}"
 
 
-def most(
-    name: str,
-    value: object,
-    bound: float,
-    role: Role = "claim",
-    *,
-    error: float = math.nan,
-    signed: bool = False,
-) -> Check:
+def most(name: str, value: object, bound: float, role: Role = "claim", *, signed: bool = False) -> Check:
     """A check that passes up to a bound; a tensor counts by its largest entry, NaN being the largest."""
-    return Check(name, (_number(value, largest=True),), most=bound, role=role, error=error, signed=signed)
+    return Check(name, (_number(value, largest=True),), most=bound, role=role, signed=signed)
 
 
-def least(
-    name: str,
-    value: object,
-    bound: float,
-    role: Role = "claim",
-    *,
-    error: float = math.nan,
-    signed: bool = False,
-) -> Check:
+def least(name: str, value: object, bound: float, role: Role = "claim", *, signed: bool = False) -> Check:
     """A check that passes from a bound up; a tensor counts by its smallest entry, NaN being the smallest."""
-    return Check(name, (_number(value, largest=False),), least=bound, role=role, error=error, signed=signed)
+    return Check(name, (_number(value, largest=False),), least=bound, role=role, signed=signed)
 
 
-def note(name: str, value: object, *, error: float = math.nan, signed: bool = False) -> Check:
+def note(name: str, value: object, *, signed: bool = False) -> Check:
     """A number without a bound."""
-    return Check(name, (_number(value, largest=True),), role="note", error=error, signed=signed)
+    return Check(name, (_number(value, largest=True),), role="note", signed=signed)
 
 
 def _number(value: Any, *, largest: bool) -> float:

@@ -10,11 +10,11 @@ import transformers as tf
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
-from exptilt._support.transforms import function_modes
 from exptilt.lens.watching.masks import make_mask
 from exptilt.lens.watching.verification import WatchedOutputError
 from oracles import tiny_models as models
@@ -87,7 +87,7 @@ class Doubled(nn.Module):
     """Attends differently when somebody looks: what a watch gets wrong, made on purpose."""
 
     def forward(self, x, attention_mask=None):
-        looked_at = bool(function_modes())
+        looked_at = bool(_get_current_function_mode_stack())
         return F.scaled_dot_product_attention((1 + looked_at) * x, x, x)
 
 

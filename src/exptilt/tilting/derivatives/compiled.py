@@ -45,21 +45,21 @@ def _settings(numbers: Any, **more: Any) -> Settings:
     return Settings(ScoreRule(*rule), backend, check, **more)
 
 
-def _made(
-    found: Sequence[Tensor | None], inputs: Any, needs: Sequence[bool]
-) -> tuple[Tensor, ...]:
-    """Gradients in the dtype of their inputs; (0,) for those not needed, as an operator returns no None."""
+def _blank(x: Tensor | None, need: bool, like: Tensor) -> Tensor:
+    """Zeros for the gradient of x, of shape (0,) if there is none: an operator returns no None."""
+    return like.new_zeros(0) if x is None or not need else x.new_zeros(x.shape)
+
+
+def _made(found: Sequence[Tensor | None], inputs: Any, needs: Sequence[bool]) -> tuple[Tensor, ...]:
+    """Gradients in the dtype of their inputs."""
     return tuple(
-        inputs[0].new_empty(0) if x is None or not need else torch.zeros_like(x) if g is None else g.to(x.dtype)
+        _blank(x, need, inputs[0]) if g is None or not need else g.to(x.dtype)
         for g, x, need in zip(found, inputs, needs, strict=True)
     )
 
 
 def _fake_gradients(inputs: Any, needs: Sequence[bool]) -> tuple[Tensor, ...]:
-    return tuple(
-        inputs[0].new_empty(0) if x is None or not need else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for x, need in zip(inputs, needs, strict=True)
-    )
+    return tuple(_blank(x, need, inputs[0]) for x, need in zip(inputs, needs, strict=True))
 
 
 def _attend(*given: Any) -> Any:

@@ -53,6 +53,7 @@ from exptilt._support.transforms import (
     apply,
     derivatives_wanted,
     forward_derivatives,
+    in_batches,
     in_transform,
     is_concrete,
     is_wrapped,
@@ -69,7 +70,7 @@ from exptilt.tilting.backends.dispatch import (
 from exptilt.tilting.derivatives import higher, identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.derivatives.layout import Layout
-from exptilt.tilting.derivatives.vmap import fold
+from exptilt.tilting.derivatives.vmap import fold, fold_batches
 from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, RowStatistics, Settings
 
 ATTEND = Layout(inputs=Inputs)
@@ -132,6 +133,7 @@ class Attend(Function):
     """inputs → the six tensors of `AttentionResult`; then constants: weight, gap, shift, best key."""
 
     @staticmethod
+    @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         output, lines, shift, best = forward(Inputs(*ATTEND.part("inputs", arguments)), arguments[-1])
         return (
@@ -195,6 +197,7 @@ class Tangent(Function):
     """inputs, their tangents, statistics → `Tangents` of the results."""
 
     @staticmethod
+    @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = TANGENT.read(arguments), arguments[-1]
         if settings.known is not None:
@@ -238,6 +241,7 @@ class Gradient(Function):
     """inputs, cotangents, statistics → gradients by the six inputs; of shape () where not needed."""
 
     @staticmethod
+    @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a = GRADIENT.read(arguments)
         return _filled(_gradient(a["inputs"], a["bar"], a["stats"], arguments[-1]), a["bar"].log_normalizer)
@@ -281,6 +285,7 @@ class Second(Function):
     """inputs, cotangents, tangents, statistics and their tangents → ∇Φ by the inputs; () if not needed."""
 
     @staticmethod
+    @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = SECOND.read(arguments), arguments[-1]
         if settings.known is not None:
@@ -360,7 +365,7 @@ def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, 
     """Gradients by the wanted inputs, differentiable."""
     needing, tensors = _needing(t, settings, wanted), (*t, *bar, *stats)
     # `apply` also unwraps tensors that a transform which has ended left wrapped
-    if derivatives_wanted(tensors) or any(x is not None and is_wrapped(x) for x in tensors):
+    if in_batches() or derivatives_wanted(tensors) or any(x is not None and is_wrapped(x) for x in tensors):
         found = apply(Gradient, *GRADIENT.flat(needing, inputs=t, bar=bar, stats=stats))
         return _present(found, t, wanted)
     return InputTangents(

@@ -122,26 +122,7 @@ def generation_of(device: torch.device) -> str:
     return {8: "sm80", 9: "sm90"}.get(torch.cuda.get_device_capability(device)[0], "sm100")
 
 
-def columns_of(t: Inputs) -> tuple[int, int]:
-    """Columns of query and key, and of value, that a program adds up."""
-    d, v = (max(NARROWEST, 1 << (x.shape[-1] - 1).bit_length()) for x in (t.query, t.value))
-    return min(WIDEST, d), min(WIDEST, v)
-
-
-def is_busy(t: Inputs, rule: ScoreRule) -> bool:
-    """Whether scores have a softcap, bias, log-weight or mask."""
-    return rule.softcap is not None or any(x is not None for x in (t.bias, t.log_weight, t.mask, t.packing))
-
-
-def tile_of(sweep: str, t: Inputs, busy: bool, generation: str) -> Tile:
-    """The table's entry for a sweep over these inputs; busy is the result of `is_busy`."""
-    wide = max(t.query.shape[-1], t.value.shape[-1]) > 64
-    return GENERATIONS[generation][sweep, t.query.element_size()][2 * wide + busy]
-
-
-def kind_of(
-    sweep: str, t: Inputs, rule: ScoreRule, generation: str | None = None, tile: Tile | None = None
-) -> tuple[Kind, dict[str, int]]:
+def kind_of(sweep: str, t: Inputs, rule: ScoreRule) -> tuple[Kind, dict[str, int]]:
     """The kind that a sweep is compiled for, and the options of its launch.
 
     Products of float32 are exact (ieee) as long as `torch.get_float32_matmul_precision()` is "highest", its
@@ -149,9 +130,10 @@ def kind_of(
     products (tf32x3), with an error of 2⁻²¹.
     """
     D, Dv, size = t.query.shape[-1], t.value.shape[-1], t.query.element_size()
-    d, v = columns_of(t)
-    generation = generation or generation_of(t.query.device)
-    tile = tile or tile_of(sweep, t, is_busy(t, rule), generation)
+    d, v = (min(WIDEST, max(NARROWEST, 1 << (n - 1).bit_length())) for n in (D, Dv))
+    generation = generation_of(t.query.device)
+    busy = rule.softcap is not None or any(x is not None for x in (t.bias, t.log_weight, t.mask, t.packing))
+    tile = GENERATIONS[generation][sweep, size][2 * (max(D, Dv) > 64) + busy]
     few = t.query.shape[-2] * (t.query.shape[-3] // t.key.shape[-3]) <= NARROWEST
     step = min(tile.step, max(d, v))
     exact = size == 8 or (size == 4 and torch.get_float32_matmul_precision() == "highest")

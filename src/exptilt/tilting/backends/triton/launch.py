@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exptilt._support.errors import MissingExtraError
 from exptilt.tilting.backends.triton import frame
-from exptilt.tilting.backends.triton.config import NARROWEST, Kind, Tile, kind_of
+from exptilt.tilting.backends.triton.config import NARROWEST, Kind, kind_of
 from exptilt.tilting.problem import (
     Gradients,
     Inputs,
@@ -27,7 +27,7 @@ from exptilt.tilting.problem import (
 from exptilt.tilting.score_rule import ScoreRule
 
 try:
-    from exptilt.tilting.backends.triton import derivatives, tuning
+    from exptilt.tilting.backends.triton import derivatives
     from exptilt.tilting.backends.triton.forward import forward_kernel
 except ImportError as problem:
     raise MissingExtraError("triton", "gpu") from problem
@@ -41,13 +41,9 @@ def _run(sweep: str, t: Inputs, rule: ScoreRule, launch: Callable[[Kind, dict[st
 
     `launch` gets the kind to compile for and the launch options, among them the constants of every kernel.
     """
-
-    def run(tile: Tile | None) -> Any:
-        kind, options = kind_of(sweep, t, rule, tile=tile)
-        return launch(kind, {"scale": rule.scale, "cap": rule.softcap or 0.0, "KIND": kind} | options)
-
+    kind, options = kind_of(sweep, t, rule)
     with torch.cuda.device_of(t.query):
-        return run(tuning.tile_for(sweep, t, rule, run))
+        return launch(kind, {"scale": rule.scale, "cap": rule.softcap or 0.0, "KIND": kind} | options)
 
 
 def _over(x: int, y: int) -> int:
