@@ -92,7 +92,7 @@ def launched(sweep: str, generation: str, t: Inputs, rule: ScoreRule) -> dict[st
         elif sweep == "key mass":
             launch.gradient(t, output, output, rows[:3], rule, MASS)
         else:
-            launch.second(t, output, output, output, dots, rows, rule, Needs())
+            launch.gradient(t, output, output, rows, rule, Needs(), dots, output)
     finally:
         JITFunction.run, config.generation_of = plain, own
     return calls

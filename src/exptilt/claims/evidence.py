@@ -289,7 +289,7 @@ class Evidence:
             text: the JSON text.
         """
         data = json.loads(text)
-        for words in (data, *data["checks"]):  # what follows from the rest
+        for words in (data, *data["checks"]):  # these are computed from the rest
             for name in ("verdict", "reason", "passed", "exact", "interval"):
                 words.pop(name, None)
         found: Evidence = read(cls, data)

@@ -34,8 +34,8 @@ GROUPS = {
     "G": "Further errata of the drafts",
     "H": "Results of others",
 }
-MODEL = "shakespeare"  # which claims about trained models are run on: it comes with the package
-# How the drafts are called.
+MODEL = "shakespeare"  # it comes with the package, and claims about trained models run on it
+# Names of the drafts.
 POSTER = "poster"
 FAMILY = "draft on exponential families"
 FILTER = "draft on message passing"
@@ -276,7 +276,7 @@ def run(
     given = dict(settings or {}) | ({"full": 1} if full and any(each.full for each in chosen) else {})
     strange = [name for name in given if not any(name in claim.settings for claim in chosen)]
     if strange:
-        chosen[0].with_settings({strange[0]: given[strange[0]]})  # says what there is instead
+        chosen[0].with_settings({strange[0]: given[strange[0]]})  # raises, and names the settings there are
     plans = [(c, c.with_settings({k: v for k, v in given.items() if k in c.settings})) for c in chosen]
 
     def over_seeds(each: Claim, own: Mapping[str, Setting]) -> Evidence:

@@ -1,14 +1,11 @@
 """Parts of a problem: some queries, some keys, and the rule by which these queries see these keys."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from exptilt._support.transforms import pytree
 from exptilt.tilting.problem import Inputs, InputTangents
-from exptilt.tilting.result import AttentionResult
 from exptilt.tilting.score_rule import ScoreRule, columns
 
 
@@ -44,12 +41,3 @@ class Piece:
             None,
             None if log_weight is None else log_weight[..., self.keys],
         )
-
-
-def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: AttentionResult) -> AttentionResult:
-    """The result whose tensors are ``function(tensors of one name in the results, axis of the queries)``."""
-    flat = [pytree.tree_flatten(result) for result in results]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    made = [function(list(tensors), -1 if place else -2) for place, tensors in enumerate(columns)]
-    found: AttentionResult = pytree.tree_unflatten(made, flat[0][1])  # output comes first
-    return found

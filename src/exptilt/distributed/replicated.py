@@ -21,14 +21,14 @@ from torch import Tensor
 from exptilt._support.transforms import is_concrete
 from exptilt.distributed.collectives import largest, share, total
 from exptilt.distributed.group import GroupError, Members
-from exptilt.distributed.pieces import Piece, by_tensor
+from exptilt.distributed.pieces import Piece
 from exptilt.tilting.arguments import Call
 from exptilt.tilting.attend import run
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.identities import Statistics, apart_from
 from exptilt.tilting.derivatives.rules import gradient
 from exptilt.tilting.problem import Inputs, Settings, wide_dtype
-from exptilt.tilting.result import AttentionResult, merge, valued
+from exptilt.tilting.result import AttentionResult, by_tensor, merge, valued
 from exptilt.tilting.score_rule import ScoreRule
 
 _SLOT = 60  # 4^−59 is a normal number of float32

@@ -1,14 +1,14 @@
 r"""Every process has some of the queries and some of the keys: the keys go around, the queries stay.
 
-To the rules of ``tilting/derivatives`` a `Ring` is one more backend: it runs the four sweeps of
+To the rules of ``tilting/derivatives`` a `Ring` is one more backend: it runs the sweeps of
 ``tilting/backends`` over keys that pass by. So the rules' derivatives hold here too, in the memory of two
 processes' keys. This is exact because derivatives need of a query only its statistics over *all* keys (shift,
 weight, gap, variance, output): with these, each key's share can be found wherever the key is.
 
     forward    keys and values travel; results join by `merge`
     tangent    their tangents travel too; results over the keys of k join by their weight w_k (see `tangent`)
-    gradient   keys and values travel, and behind them their gradients, to which each process adds its
-    second     queries' part; after a full turn they are home
+    gradient   keys and values travel (and their tangents, if gradients of those are wanted), and behind them
+               their gradients, to which each process adds its queries' part; after a full turn they are home
 
 Who sees whom. Queries and keys of a process stand at the same places of the sequence where that matters
 (causality, window). In order "contiguous" process r of P has the r-th part; its first queries see little and
@@ -35,13 +35,13 @@ from exptilt._support.transforms import apply
 from exptilt.distributed.collectives import Final
 from exptilt.distributed.group import Members, agree
 from exptilt.distributed.order import positions
-from exptilt.distributed.pieces import Piece, by_tensor
+from exptilt.distributed.pieces import Piece
 from exptilt.distributed.travel import Homewards, Shape, tour
 from exptilt.tilting.backends import dispatch
 from exptilt.tilting.derivatives import identities
 from exptilt.tilting.derivatives.identities import Statistics
 from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, RowStatistics, wide_dtype
-from exptilt.tilting.result import AttentionResult, merge
+from exptilt.tilting.result import AttentionResult, by_tensor, merge
 from exptilt.tilting.score_rule import ScoreRule
 
 
@@ -176,44 +176,30 @@ class Ring:
         return pushed, torch.stack([torch.zeros_like(x0), x0, x1, x2])
 
     def gradient(
-        self, t: Inputs, cotangent: Tensor, output: Tensor, rows: Tensor, rule: ScoreRule, needs: Needs
-    ) -> Gradients:
-        """Gradients of the queries and keys here from a cotangent of the output, summed around the ring."""
-        self._same("gradient", t, InputTangents(), needs)
-
-        def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
-            at = piece.rows
-            given = cotangent[..., at, :], output[..., at, :], rows[..., at]
-            problem = piece.cut(_with_keys(t, tensors))
-            found: Gradients = _sweep(self.backend, "gradient")(problem, *given, piece.rule, needs)
-            return found
-
-        return self._gradients(t, rule, needs, sweep)
-
-    def second(
         self,
         t: Inputs,
         cotangent: Tensor,
         output: Tensor,
-        output_dot: Tensor,
-        dots: InputTangents,
         rows: Tensor,
         rule: ScoreRule,
         needs: Needs,
+        dots: InputTangents | None = None,
+        output_dot: Tensor | None = None,
     ) -> Gradients:
-        """Gradients of a forward derivative with respect to the queries and keys of this process."""
-        self._same("second", t, dots, needs)
+        """Gradients of the queries and keys here, summed around the ring; with `dots` those of a tangent."""
+        moving = () if dots is None else (dots.key, dots.value, dots.log_weight)
+        self._same("gradient" if dots is None else "second", t, dots or InputTangents(), needs)
 
         def sweep(source: int, piece: Piece, tensors: list[Any]) -> Gradients:
             at, problem = piece.rows, piece.cut(_with_keys(t, tensors))
-            given = cotangent[..., at, :], output[..., at, :], output_dot[..., at, :]
-            moved = piece.cut_dots(dots, *tensors[3:])
-            found: Gradients = _sweep(self.backend, "second")(
-                problem, *given, moved, rows[..., at], piece.rule, needs
-            )
+            given = cotangent[..., at, :], output[..., at, :], rows[..., at]
+            more: Any = ()
+            if dots is not None and output_dot is not None:
+                more = piece.cut_dots(dots, *tensors[3:]), output_dot[..., at, :]
+            found: Gradients = _sweep(self.backend, "gradient")(problem, *given, piece.rule, needs, *more)
             return found
 
-        return self._gradients(t, rule, needs, sweep, (dots.key, dots.value, dots.log_weight))
+        return self._gradients(t, rule, needs, sweep, moving)
 
     def _gradients(
         self, t: Inputs, rule: ScoreRule, needs: Needs, sweep: "_Sweep", more: Sequence[Tensor | None] = ()

@@ -60,7 +60,7 @@ def _run(call: Call, key_mass: bool) -> AttentionResult:
         else:
             found = apply(Attend, *t, settings)
         output, G, entropy, mean, variance, maximum, weight, gap, shift, _ = found
-    elif call.layout is not None and not any(map(is_batch, t[:3])):  # the shortest way
+    elif call.layout is not None and not any(map(is_batch, t[:3])):  # straight to the kernel
         rule, backend, check = settings.rule, settings.backend, settings.check
         output, stacked, _ = dispatch.forward(t, rule, backend, check, call.layout)
         if not key_mass:

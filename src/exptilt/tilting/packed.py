@@ -4,7 +4,7 @@ On a GPU the kernels read where sequences begin, and where pages are, by themsel
 each sequence is a call of `attend`.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from exptilt.tilting import plan
 from exptilt.tilting.arguments import explain_keywords, prepare
 from exptilt.tilting.attend import attend, check_dropout, drop, run
 from exptilt.tilting.backends.dispatch import default_backend
-from exptilt.tilting.result import AttentionResult
+from exptilt.tilting.result import AttentionResult, by_tensor
 
 
 def _refuse(text: str) -> ArgumentError:
@@ -99,19 +99,6 @@ def _unpaged(table: Tensor, starts: Tensor, page: int) -> Tensor:
     b = torch.repeat_interleave(torch.arange(lengths.shape[0], device=starts.device), lengths)
     i = torch.arange(b.shape[0], device=starts.device) - starts[b]
     return table[b, i // page].to(torch.int64) * page + i % page
-
-
-def _joined(parts: list[AttentionResult]) -> AttentionResult:
-    """The results of several sequences as one result, packed one after the other."""
-
-    def along(name: str) -> Tensor | None:
-        found = [getattr(x, name) for x in parts]
-        return None if found[0] is None else torch.cat(found, -2 if name == "output" else -1)
-
-    known = [x.parts for x in parts if x.parts is not None]
-    found: Any = {f.name: along(f.name) for f in fields(AttentionResult) if f.name != "parts"}
-    rows: Any = tuple(torch.cat(x, -1) for x in zip(*known, strict=True))
-    return AttentionResult(**found, parts=rows if len(known) == len(parts) else None)
 
 
 @explain_keywords
@@ -212,8 +199,9 @@ def attend_packed(
         found = run(replace(call, inputs=call.inputs._replace(packing=made)), key_mass=key_mass)
     else:
         edges = list(zip(query_starts.tolist(), key_starts.tolist(), strict=True))
-        found = _joined(
-            [
+        found = by_tensor(
+            torch.cat,
+            *(
                 attend(
                     query[:, q0:q1],
                     key[:, k0:k1],
@@ -223,7 +211,7 @@ def attend_packed(
                     **options,
                 )
                 for (q0, k0), (q1, k1) in pairwise(edges)
-            ]
+            ),
         )
     if dropout:
         found = drop(prepared(value=value), found, query_starts, key_starts, dropout, seed)

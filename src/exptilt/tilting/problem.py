@@ -53,9 +53,7 @@ class Needs:
     columns: bool = True
     rows: bool = True
     bias: bool = True
-    mass: bool = (
-        False  # only the column sums of the weights themselves: the derivative of Σ_i G_i by the log-weights
-    )
+    mass: bool = False  # column sums of the weights alone: the derivative of Σ_i G_i by the log-weights
 
     def flags(self) -> list[bool]:
         """All fields, in order."""

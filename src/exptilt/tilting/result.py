@@ -9,7 +9,7 @@ union, set k has probability w_k = e^{G_k − G}, and the law of total expectati
 Every term of V and H is non-negative: nothing cancels. The operation is associative and commutative.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -128,6 +128,15 @@ pytree.register_pytree_node(
 )
 
 
+def by_tensor(function: Callable[[list[Tensor], int], Tensor], *results: AttentionResult) -> AttentionResult:
+    """The result whose tensors are ``function(tensors of one name in the results, axis of the queries)``."""
+    flat = [pytree.tree_flatten(result) for result in results]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    made = [function(list(tensors), -1 if place else -2) for place, tensors in enumerate(columns)]
+    found: AttentionResult = pytree.tree_unflatten(made, flat[0][1])  # output comes first
+    return found
+
+
 def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
     """Join results of the same queries over disjoint sets of keys, exactly.
 
@@ -170,7 +179,7 @@ def merge(parts: Sequence[AttentionResult]) -> AttentionResult:
     apart, slip = apart_from(torch.where(some, shift, top), top)
     z = torch.where(some, weight * torch.exp(apart) * (1 + slip), 0.0)
     total = z.sum(0)
-    alive, some = total != 0, z != 0  # a part that weighs nothing beside the others has no say
+    alive, some = total != 0, z != 0  # a part whose share rounds to 0 does not count
     share = z / torch.where(alive, total, 1.0)
     # The log-share of the heaviest part is found from the other parts, and means are taken about its mean: so
     # a share near 0 costs no digits.
@@ -252,7 +261,7 @@ def unmerge(whole: AttentionResult, part: AttentionResult, *, tolerance: float =
             )
     left = 1 - w
     ratio = w / left
-    some = part.log_normalizer.detach() != -torch.inf  # of a part that sees nothing there is nothing to take
+    some = part.log_normalizer.detach() != -torch.inf  # a part that sees no key takes nothing away
     mean = whole.score_mean + ratio * torch.where(some, whole.score_mean - part.score_mean, 0.0)
     apart = torch.where(some, (part.score_mean - whole.score_mean).square(), 0.0)
     variance = (whole.score_variance - w * (part.score_variance + apart)) / left
@@ -290,7 +299,7 @@ def share_of(part: AttentionResult, whole: AttentionResult) -> Tensor:
 
 
 def _parts(x: AttentionResult) -> tuple[Tensor, Tensor, Tensor]:
-    """Shift, weight and gap of a result; made up from its statistics where it does not carry them."""
+    """Shift, weight and gap of a result; derived from its statistics if it does not carry them."""
     if x.parts is not None:
         return x.parts
     G = x.log_normalizer.detach()

@@ -50,7 +50,7 @@ def derivatives(tensors, options, dots, bar, output, output_dot, rows):
     return (
         gpu.tangent(t, dots, torch.cat([rows[:3], torch.full_like(rows[:1], torch.nan)]), rule),
         tuple(gpu.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False)),
-        tuple(gpu.second(t, bar, output, output_dot, dots, rows, rule, Needs(), whole=False)),
+        tuple(gpu.gradient(t, bar, output, rows, rule, Needs(), dots, output_dot, whole=False)),
         gpu.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
     )
 
@@ -195,7 +195,7 @@ def plain_derivatives(tensors, options, dots, bar, output, output_dot, rows, dty
     return (
         tiled.tangent(t, dots, torch.cat([rows[:3], torch.full_like(rows[:1], torch.nan)]), rule),
         tiled.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False),
-        tiled.second(t, bar, output, output_dot, dots, rows, rule, Needs(), whole=False),
+        tiled.gradient(t, bar, output, rows, rule, Needs(), dots, output_dot, whole=False),
         tiled.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
     )
 

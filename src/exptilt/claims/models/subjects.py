@@ -8,9 +8,10 @@ each.
 
 Numbers of weights alone (x is what the attention module reads, a row):
 
-    symmetry      ‖sym M‖²/‖M‖² of M = W_q W_k', ½ for a random matrix; definiteness: positive part of its
-    spectrum alignment     cosine of W_v W_o and W_k W_q': of what a head writes and where its own G grows
-    (F3) tied          cosine of an MLP's W_out and W_in': 1 for a classical Hopfield layer (C5)
+    symmetry      ‖sym M‖²/‖M‖² of M = W_q W_k', ½ for a random matrix
+    definiteness  the positive part of M's spectrum
+    alignment     cosine of W_v W_o and W_k W_q': of what a head writes and where its own G grows (F3)
+    tied          cosine of an MLP's W_out and W_in': 1 for a classical Hopfield layer (C5)
 
 Each comes as a z-score against the same number of permuted heads, that is W_q of one head with W_k of
 another of the same layer, or of permuted neurons.

@@ -358,29 +358,17 @@ def gradient(
     rows: Tensor,
     rule: ScoreRule,
     needs: Needs,
+    dots: InputTangents | None = None,
+    output_dot: Tensor | None = None,
     whole: bool = True,
 ) -> Gradients:
-    """Gradients from a cotangent of the output; rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2.
+    """Gradients from a cotangent of the output, or of its tangent `output_dot` if `dots` are given.
 
-    With `whole` False, t has only some of the keys that output and rows belong to.
+    rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1. With `whole`
+    False, t has only some of the keys that output and rows belong to.
     """
     if needs.mass:
         return _mass(t, rule, rows)
-    return _backward(t, rule, cotangent, output, rows, needs, whole=whole)  # type: ignore[return-value]
-
-
-def second(
-    t: Inputs,
-    cotangent: Tensor,
-    output: Tensor,
-    output_dot: Tensor,
-    dots: InputTangents,
-    rows: Tensor,
-    rule: ScoreRule,
-    needs: Needs,
-    whole: bool = True,
-) -> Gradients:
-    """The gradient of a forward derivative; rows (9, *lead, Hq, Q): as in `gradient`, then pushed, e0, e1."""
     found: Any = _backward(t, rule, cotangent, output, rows, needs, dots, output_dot, whole=whole)
     return found  # type: ignore[no-any-return]
 
@@ -394,7 +382,7 @@ def joint(
     rule: ScoreRule,
     needs: Needs,
 ) -> tuple[Tensor, Tensor, Gradients] | None:
-    """Tangents of the output, then of log-normalizer, gap and variance, and gradients as of `second`.
+    """Tangents of the output, then of log-normalizer, gap and variance, and the gradients of `gradient`.
 
     All come from one sweep; None where it cannot run. rows (7, *lead, Hq, Q): as in `gradient`, then the
     variance.

@@ -1,9 +1,8 @@
-"""The choice of the backend that runs a sweep, and the four sweeps.
+"""The choice of the backend that runs a sweep, and the three sweeps.
 
     forward    output, lines, where the maximum is
     tangent    sums of the forward derivative
-    gradient   a cotangent carried back
-    second     the gradient of a forward derivative
+    gradient   a cotangent of the output, or of its forward derivative, carried back
 
 Each takes canonical tensors (``problem.py``) as `Inputs`, then arguments of its own, then the score rule and
 the backend's name. None of them has derivatives: ``derivatives/rules.py`` does. The forward sweep also raises
@@ -208,7 +207,7 @@ def _tangent(
     t: Inputs, dots: InputTangents, output: Tensor, rows: Tensor, rule: ScoreRule, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
-    more = {"output": output} if registered(backend) is None else {}  # of no use to sharded keys
+    more = {"output": output} if registered(backend) is None else {}  # a ring centres its sums by itself
     pushed, sums = sweep(backend, "tangent")(_without_sink(t), dots, rows, rule, **more)
     return pushed, sums
 
@@ -220,17 +219,20 @@ def _asked(found: Gradients, t: Inputs, needs: Needs) -> tuple[Tensor, ...]:
     return tuple(x if w else none.clone() for x, w in zip(found, wanted, strict=True))
 
 
-def _gradient(t: Inputs, *given: Any) -> tuple[Tensor, ...]:
-    """The members of `Gradients`, of shape (0,) where not needed."""
-    *own, rule, backend, needs = given
-    return _asked(sweep(backend, "gradient")(_without_sink(t), *own, rule, needs), t, needs)
-
-
-def _second(t: Inputs, dots: InputTangents, *given: Any) -> tuple[Tensor, ...]:
-    """The members of `Gradients`, of shape (0,) where not needed."""
-    cotangent, output, output_dot, rows, rule, backend, needs = given
-    given = _without_sink(t), cotangent, output, output_dot, dots, rows, rule, needs
-    return _asked(sweep(backend, "second")(*given), t, needs)
+def _gradient(
+    t: Inputs,
+    cotangent: Tensor,
+    output: Tensor,
+    rows: Tensor,
+    rule: ScoreRule,
+    backend: str,
+    needs: Needs,
+    dots: InputTangents | None = None,
+    output_dot: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """The members of `Gradients`, of shape (0,) where not needed; with `dots` those of a tangent."""
+    given = _without_sink(t), cotangent, output, rows, rule, needs, dots, output_dot
+    return _asked(sweep(backend, "gradient")(*given), t, needs)
 
 
 def all_plain(given: Iterable[Any]) -> bool:
@@ -245,12 +247,7 @@ def all_plain(given: Iterable[Any]) -> bool:
     return True
 
 
-_SWEEPS: dict[str, Callable[..., Any]] = {
-    "forward": _forward,
-    "tangent": _tangent,
-    "gradient": _gradient,
-    "second": _second,
-}
+_SWEEPS: dict[str, Callable[..., Any]] = {"forward": _forward, "tangent": _tangent, "gradient": _gradient}
 
 
 def call(name: str, *given: Any) -> Any:

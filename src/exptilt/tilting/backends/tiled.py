@@ -1,6 +1,6 @@
 r"""The sweeps in plain torch, a tile of keys at a time: any device, any dtype, no n×n matrix.
 
-The same four sweeps as the compiled kernels, whose files give the formulas (``csrc/attention/forward.hpp``,
+The same sweeps as the compiled kernels, whose files give the formulas (``csrc/attention/forward.hpp``,
 ``csrc/attention/tangent.hpp``, ``csrc/attention/backward.hpp``). Nothing is written in place, so torch can
 differentiate the sweeps themselves: that is how derivatives of third and higher order are found.
 """
@@ -186,16 +186,21 @@ def gradient(
     rows: Tensor,
     rule: ScoreRule,
     needs: Needs,
+    dots: InputTangents | None = None,
+    output_dot: Tensor | None = None,
     whole: bool = True,
 ) -> Gradients:
-    """Gradients by the inputs from a cotangent (..., Hq, Q, Dv) of the output.
+    """Gradients by the inputs from a cotangent (..., Hq, Q, Dv) of the output, or of its tangent.
 
     rows: shift, inverse, gap, a0, a1, a2; where only the mass of the keys is wanted, the first three. output
-    is that of the forward sweep. With `whole` False, t has only some of the keys that output and rows belong
-    to.
+    is that of the forward sweep. With `dots` the gradients are those of the forward derivative `output_dot`,
+    and rows have pushed, e0, e1 as well. With `whole` False, t has only some of the keys that output and rows
+    belong to.
     """
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
+    if dots is not None and output_dot is not None:
+        return _second(t, cotangent, output, output_dot, dots, lines, rule, needs, whole)
     zero = torch.zeros_like(lines[0])
     a0, a1, a2 = (zero + 1, zero, zero) if needs.mass else lines[3:]
     sums, tiles, middle = _Sums(t, needs), _tiles(t), _middle(t)
@@ -214,20 +219,18 @@ def gradient(
     return sums.collect(rule.scale)
 
 
-def second(
+def _second(
     t: Inputs,
     cotangent: Tensor,
     output: Tensor,
     output_dot: Tensor,
     dots: InputTangents,
-    rows: Tensor,
+    lines: list[Tensor],
     rule: ScoreRule,
     needs: Needs,
-    whole: bool = True,
+    whole: bool,
 ) -> Gradients:
-    """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
-    t = _widened(t)
-    lines = [x.unsqueeze(-1) for x in rows.unbind()]
+    """`gradient` of a forward derivative."""
     a0, a1, a2, pushed, e0, e1 = lines[3:]
     sums, tiles = _Sums(t, needs), _tiles(t)
     met, met_dot = ((cotangent * x).sum(-1, keepdim=True) for x in (output, output_dot))

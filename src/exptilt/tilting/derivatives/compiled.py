@@ -76,10 +76,9 @@ def _fake_attend(query: Any, key: Any, value: Any, *_: Any) -> Any:
 
 def _pull_attend(*given: Any) -> tuple[Tensor, ...]:
     """Gradients by the inputs, from inputs, results, cotangents, numbers, and which gradients are needed."""
-    *given, needs = given
-    n = len(Inputs._fields)
+    needs, n = given[-1], len(Inputs._fields)
     inputs, (o, _, _, _, variance, maximum, weight, gap, shift, best) = given[:n], given[n : n + _RESULTS]
-    bars, numbers = given[n + _RESULTS : n + _RESULTS + _BARS], given[n + _RESULTS + _BARS :]
+    bars, numbers = given[n + _RESULTS : n + _RESULTS + _BARS], given[n + _RESULTS + _BARS : -1]
     saved = (*inputs, o, shift, weight, gap, variance, maximum, best)
     ctx = SimpleNamespace(saved_tensors=saved, settings=_settings(numbers), needs_input_grad=needs)
     return _made(Attend.backward(ctx, *bars)[: len(needs)], inputs[: len(needs)], needs)
@@ -109,7 +108,8 @@ def _pull_key_mass(bar: Tensor, query: Tensor, key: Tensor, *given: Any) -> tupl
     """Gradients by query, key, bias, log_weight and sink."""
     options, known, numbers, needs = given[:5], given[5:9], given[9:-1], given[-1]
     t, wanted = Inputs(query, key, key, *options), (*needs[:2], False, *needs[2:])
-    found = masses.pull_key_mass(t, *known, bar, _settings(numbers), wanted)
+    shift, weight, gap, variance = known
+    found = masses.pull_key_mass(t, shift, weight, gap, variance, bar, _settings(numbers), wanted)
     by = found.query, found.key, found.bias, found.log_weight, found.sink
     return _made(by, (query, key, *options[:3]), needs)
 

@@ -40,9 +40,8 @@ def _second(
 ) -> tuple[Tensor, ...]:
     stats = _statistics(t, rule)
     dot = _tangent(t, dots, rule)
-    found = tiled.second(
-        t, bar.output, stats.output, dot.output, dots, identities.second_rows(stats, bar, dot), rule, needs
-    )
+    rows = identities.second_rows(stats, bar, dot)
+    found = tiled.gradient(t, bar.output, stats.output, rows, rule, needs, dots, dot.output)
     made = identities.spread(found, t, torch.zeros_like(bar.log_normalizer))
     if t.sink is not None:
         sink = identities.second_sink(stats, bar, dot, t.sink, dots.sink, found.row_sum)

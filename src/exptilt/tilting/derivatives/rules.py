@@ -42,7 +42,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -183,10 +183,6 @@ class Attend(Function):
             moved = shared.maximum_tangent(t, dots, best, maximum, settings.rule)
         return o, G, -gap, G + gap, variance, moved, None, None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return fold(Attend, info, in_dims, arguments)
-
 
 def _saved_of_attend(saved: Any) -> tuple[Inputs, Statistics, Tensor, Tensor]:
     n = len(Inputs._fields)
@@ -232,10 +228,6 @@ class Tangent(Function):
         refuse_higher(ctx.settings.backend)
         return higher.push_tangent(TANGENT.read(saved), TANGENT.read(tangents), ctx.settings.rule)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return fold(Tangent, info, in_dims, arguments)
-
 
 class Gradient(Function):
     """inputs, cotangents, statistics → gradients by the six inputs; of shape () where not needed."""
@@ -276,10 +268,6 @@ class Gradient(Function):
             InputTangents(*(x if w else None for x, w in zip(total, wanted, strict=True))), bar.log_normalizer
         )
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return fold(Gradient, info, in_dims, arguments)
-
 
 class Second(Function):
     """inputs, cotangents, tangents, statistics and their tangents → ∇Φ by the inputs; () if not needed."""
@@ -292,8 +280,8 @@ class Second(Function):
             return tuple(settings.known)
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows = identities.second_rows(stats, bar, dot)
-        given = t, dots, bar.output, stats.output, dot.output, rows
-        found = call("second", *given, settings.rule, settings.backend, settings.needs)
+        settled = settings.rule, settings.backend, settings.needs
+        found = call("gradient", t, bar.output, stats.output, rows, *settled, dots, dot.output)
         still = None if t.bias is None else torch.zeros_like(bar.log_normalizer)
         made = identities.spread(Gradients(*found), t, still)
         if t.sink is not None:
@@ -320,13 +308,10 @@ class Second(Function):
             SECOND.read(saved), SECOND.read(tangents), ctx.settings.rule, ctx.settings.needs
         )
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return fold(Second, info, in_dims, arguments)
 
-
-# torch asks for the signature of `forward` at every call: found once, it costs nothing.
 for _rule in (Attend, Tangent, Gradient, Second):
+    _rule.vmap = staticmethod(partial(fold, _rule))  # type: ignore[method-assign]
+    # torch asks for the signature of `forward` at every call: found once, it costs nothing.
     _rule.forward.__signature__ = inspect.signature(_rule.forward)  # type: ignore[attr-defined]
 
 

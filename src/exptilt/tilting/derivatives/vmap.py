@@ -9,7 +9,7 @@ from torch import Tensor
 from exptilt._support.transforms import as_batch, in_batches, is_batch, without_batch
 
 
-def fold(function: Any, info: Any, in_dims: Any, arguments: Any) -> Any:
+def fold(function: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
     """The `vmap` rule of an autograd function on canonical tensors."""
 
     def mapped(x: Any, dim: int | None) -> Any:

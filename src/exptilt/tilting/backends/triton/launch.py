@@ -1,4 +1,4 @@
-"""From torch tensors to Triton kernels and back: the four functions that ``dispatch.py`` calls.
+"""From torch tensors to Triton kernels and back: the three functions that ``dispatch.py`` calls.
 
 Verified: every number, in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``), against the n×n
 reference; and that the kernels compile to machine code for several generations of GPUs, within their shared
@@ -151,7 +151,6 @@ def gradient(
     rows: Tensor,
     rule: ScoreRule,
     needs: Needs,
-    *,
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
     whole: bool = True,
@@ -223,10 +222,3 @@ def gradient(
             MASS=needs.mass,
         )
     return Gradients(query, key, value, column_sum, row_sum, bias)
-
-
-def second(
-    t: Inputs, bar: Tensor, output: Tensor, moved: Tensor, dots: InputTangents, *rest: Any, whole: bool = True
-) -> Gradients:
-    """The gradient of a forward derivative; rows are those of `gradient`, then pushed, e0, e1."""
-    return gradient(t, bar, output, *rest, dots=dots, output_dot=moved, whole=whole)
