@@ -3,8 +3,6 @@
 import numpy as np
 import torch
 
-from exptilt.claims.experiments.capacity import storage_capacity
-from exptilt.claims.experiments.cliff import classical_cliff
 from exptilt.claims.experiments.equivalence import boltzmann_check, linear_attention_check
 from exptilt.memory import (
     ClassicalHopfield,
@@ -144,10 +142,6 @@ ROWS = [
     (lambda: storage_bound(20, beta=torch.inf), "beta", "finite"),
     (lambda: storage_bound(20, radius=torch.nan), "radius", "finite"),
     (lambda: separation_needed(5, beta=torch.inf, size=1.0), "beta", "finite"),
-    (lambda: storage_capacity([4, 5.5]), "dimension", "dimension is 5.5"),
-    (lambda: classical_cliff(units=10.5), "units", "units"),
-    (lambda: classical_cliff([]), "loads", "loads"),
-    (lambda: storage_capacity([4]), "dimensions", "two or more"),
     (lambda: ClassicalHopfield(torch.ones(2, 2)), "weight", "diagonal"),
     (lambda: ClassicalHopfield(torch.ones(2, 3)), "weight", r"\(N, N\)"),
     (lambda: ClassicalHopfield.hebbian(torch.zeros(2, 3)), "patterns", "−1 and"),

@@ -7,7 +7,6 @@ import pytest
 import scipy.stats
 import torch
 
-from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval, share_interval
 from exptilt.claims.experiments.circle import growth_rates, metastable_counts
 from exptilt.claims.experiments.divergence import divergence_rate
@@ -33,8 +32,6 @@ def test_starts(name):
     }
     if name in laws:
         assert scipy.stats.kstest(x[:, 0].numpy(), laws[name].cdf).pvalue > 1e-3
-    with pytest.raises(ArgumentError, match="Pass one of gaussian"):
-        start("cauchy", (2,), torch.Generator())
 
 
 def test_intervals():
@@ -72,8 +69,6 @@ def test_theorem_one_and_its_scope():
     # batch norm keeps a Gaussian one but flattens it, layer norm does not even keep it
     assert min(found.row("gaussian", "batch").gaussian_p) > 0.01
     assert max(found.row("gaussian", "layer").gaussian_p[1:]) < 1e-6
-    with pytest.raises(ArgumentError, match="there is no row"):
-        found.row("gaussian", "sphere")
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +82,8 @@ def test_equilibria_are_clusters(sweep):
     """THEORY B5: one point on the sphere, a simplex of D + 1 under whitening; under layer and batch norm a
     few.
     """
-    assert len(sweep.settings) == 8
-    for s in sweep.settings:
+    assert len(sweep) == 8
+    for s in sweep:
         if s.renormalizer == "sphere":
             assert s.final == {1: 3}
             torch.testing.assert_close(s.path.mean_cosine[-1], torch.ones(3, dtype=F64), rtol=1e-3, atol=1e-3)
@@ -100,16 +95,16 @@ def test_equilibria_are_clusters(sweep):
 
 
 def test_every_renormaliser_gets_the_same_starts(sweep):
-    starts = {tuple(s.path.gaussianity.sliced[0].tolist()) for s in sweep.settings if s.dimension == 3}
+    starts = {tuple(s.path.gaussianity.sliced[0].tolist()) for s in sweep if s.dimension == 3}
     assert len(starts) == 1
 
 
 def test_divergence_is_linear_along_extreme_points():
-    found = divergence_rate(count=30, patterns=20, steps=200, step=0.5, seed=3)
+    found = divergence_rate(count=30, patterns=20, steps=400, seed=3)
     assert found.error.max() < 2e-3
     assert found.extreme.min() > 0
     assert len(found.pattern.unique()) > 1
-    assert found.moving_factor == pytest.approx(1.5, rel=1e-6)
+    assert found.moving_factor == pytest.approx(2.0, rel=1e-6)
 
 
 def test_equal_cosine_equation():
@@ -129,16 +124,15 @@ def test_equal_cosine_simulation():
     found = equal_cosine(count=8, beta=2.0, time=4.0, samples=5, substeps=32, dimensions=(16, 200))
     assert found.continuous_error < 1e-7
     assert found.stepped_error < 3e-2
-    finer = Flow("sphere", beta=2.0, step=found.step / 2).run(
+    finer = Flow("sphere", beta=2.0, step=1 / 64).run(
         torch.eye(8, dtype=F64), 256, keep="last", measure_every=64, progress=False
     )
     assert found.stepped_error / float((finer.mean_cosine - found.theory).abs().max()) == pytest.approx(
         2.0, abs=0.1
     )
-    assert found.random_error[1] < found.random_error[0]
+    far = (found.random - found.theory).abs().amax(-1)
+    assert far[1] < far[0]
     assert 0.9 < float(found.theory[-1]) < 1.0
-    with pytest.raises(ArgumentError, match="one point has no cosine"):
-        equal_cosine(count=1)
 
 
 def test_ripples_on_the_circle_grow_as_predicted():

@@ -150,8 +150,7 @@ def gaussian_ends(sweep):
         )
 
     def found(**options):
-        done = sweep(**options)
-        return replace(done, settings=tuple(replace(one, path=ends(one.path)) for one in done.settings))
+        return tuple(replace(one, path=ends(one.path)) for one in sweep(**options))
 
     return found
 

@@ -39,7 +39,7 @@ def many_parts(small_tiles, monkeypatch):
     torch.set_num_threads(before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems(largest=7, batch_axes=0))
 def test_reference_against_one_key_at_a_time(problem):
     query, key, value, options = problem
@@ -53,7 +53,7 @@ def test_reference_against_one_key_at_a_time(problem):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problem=problems())
 def test_backends_against_reference(backend, problem):
     query, key, value, options = problem
@@ -80,7 +80,7 @@ def test_many_tiles(backend, options, small_tiles):
         assert close(getattr(found, name), getattr(expected, name), 1e-11), name
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(largest=150), threads=st.integers(2, 9))
 def test_keys_in_parts(many_parts, problem, threads):
     """More threads than tiles of queries: each takes a part of the keys, some of them hidden from all."""
@@ -287,7 +287,7 @@ def test_decoding_step_equals_last_row():
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [10**6, 2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 10**30])
+@pytest.mark.parametrize("window", [10**6, 2**31, 2**63, 10**30])
 def test_a_window_without_end(backend, causal, window):
     """As if there were none, and its gradients too."""
     q, k = normal(0, 2, 5, 4).requires_grad_(), normal(1, 2, 9, 4)

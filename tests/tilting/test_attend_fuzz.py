@@ -39,7 +39,13 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("start", range(0, MIXES, CHUNK))
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(start, marks=pytest.mark.slow if start >= MIXES // 2 else ())
+        for start in range(0, MIXES, CHUNK)
+    ],
+)
 def test_mixes(start):
     """At most twice the error of plain torch in the same dtype, in every quantity; weights that are
     weights.

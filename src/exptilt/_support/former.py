@@ -18,11 +18,6 @@ _MOVED = {
     "claims": {"claims.evidence": "Check Evidence Line Picture"},
     "dynamics": {
         "_support.intervals": "Interval",
-        "claims.experiments.circle": "MetastableCounts metastable_counts",
-        "claims.experiments.divergence": "DivergenceRate divergence_rate",
-        "claims.experiments.equal_cosine": "EqualCosine equal_cosine",
-        "claims.experiments.sweep": "Setting Sweep equilibrium_sweep",
-        "claims.experiments.theorem_one": "TheoremOne TheoremOneRow theorem_one",
         "dynamics.ascent": "Slope",
         "dynamics.fixed_points.stability": "MonotoneOperator SpectralRadius",
         "dynamics.flow": "FlowInfo FlowState Kernel",
@@ -52,8 +47,6 @@ _MOVED = {
     },
     "losses": {"losses.cross_entropy": "CrossEntropy", "losses.diagnose": "Diagnosis"},
     "memory": {
-        "claims.experiments.capacity": "storage_capacity",
-        "claims.experiments.cliff": "classical_cliff",
         "claims.experiments.equivalence": "boltzmann_check linear_attention linear_attention_check",
         "memory": "associate=hopfield_attention learn=train_boltzmann",
         "memory.nearest": "Nearest SearchIndex",
@@ -97,9 +90,9 @@ def former_names(module: str, later: Mapping[str, tuple[str, ...]] | None = None
     Example:
         >>> import exptilt.dynamics, warnings
         >>> with warnings.catch_warnings(record=True) as seen:
-        ...     _ = exptilt.dynamics.theorem_one
-        >>> print(str(seen[0].message)[:61])
-        exptilt.dynamics.theorem_one goes in the next release: write
+        ...     _ = exptilt.dynamics.Trajectory
+        >>> print(str(seen[0].message)[:60])
+        exptilt.dynamics.Trajectory goes in the next release: write
     """
     table = FORMER[module.removeprefix("exptilt.")]
 

@@ -105,7 +105,7 @@ def moving(
         ...     seeds=3,
         ...     steps=150,
         ... )
-        >>> print(found.settings[0].final)  # three runs, three clusters each
+        >>> print(found[0].final)  # three runs, three clusters each
         {3: 3}
     """
     sweep = equilibrium_sweep(
@@ -119,7 +119,7 @@ def moving(
         measure_every=max(1, steps // 20),
         seed=seed,
     )
-    ends = {kind: [s.path for s in sweep.settings if s.renormalizer == kind] for kind in RENORMALIZERS}
+    ends = {kind: [s.path for s in sweep if s.renormalizer == kind] for kind in RENORMALIZERS}
     for kind, runs in ends.items():
         apart = torch.stack([x[-1] / x[0] for x in (run.clusters.effective for run in runs)])[:, 0]
         nearer = torch.stack([x[-1] / x[0] for x in (run.gaussianity.kurtosis for run in runs)])[:, 0].abs()

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import whole
-from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory.hopfield import Hopfield
@@ -114,12 +112,6 @@ def storage_capacity(
         >>> bool(found.mean[1] > found.mean[0])
         True
     """
-    whole("storage_capacity", "seeds", seeds)
-    whole("storage_capacity", "most", most, least=2)
-    for d in dimensions:
-        whole("storage_capacity", "a dimension", d, least=2)
-    if len(dimensions) < 2:
-        raise ArgumentError(f"storage_capacity: dimensions is {list(dimensions)}. Pass two or more.")
     counts = torch.zeros(len(dimensions), seeds, dtype=torch.int64)
     for i, j in track([(i, j) for i in range(len(dimensions)) for j in range(seeds)], "capacity"):
         d = dimensions[i]

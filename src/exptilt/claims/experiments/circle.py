@@ -20,21 +20,19 @@ from a single small ripple.
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
 from exptilt._support.intervals import share_interval
 from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.observe.clusters import clusters
 
 
-@dataclass(frozen=True)
-class MetastableCounts:
+class MetastableCounts(NamedTuple):
     """Cluster counts on the circle beside their prediction. S seeds.
 
     Attributes:
@@ -100,13 +98,6 @@ def metastable_counts(
         >>> found.predicted
         3
     """
-    good = 0 < beta < math.inf and 0 < step <= time < math.inf and min(count, seeds) >= 1
-    if not good or (noise is not None and not noise >= 0):
-        got = f"beta {beta}, count {count}, noise {noise}, seeds {seeds}, time {time}, step {step}"
-        raise ArgumentError(
-            f"metastable_counts: got {got}. Pass beta > 0, step > 0, time >= step, all finite, noise >= 0 or "
-            "None, and at least one point and seed."
-        )
     steps = round(time / step)
     generator = torch.Generator().manual_seed(seed)
     if noise is None:

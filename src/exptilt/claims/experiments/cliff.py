@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import choice, number, whole
-from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt.memory.binary.classical import ClassicalHopfield
 
@@ -58,13 +56,6 @@ def classical_cliff(
         rule: ``hebbian`` or ``pseudo_inverse``.
         seed: of the first network.
     """
-    whole("classical_cliff", "units", units)
-    whole("classical_cliff", "seeds", seeds)
-    choice("classical_cliff", "rule", rule, ("hebbian", "pseudo_inverse"))
-    if not len(loads):
-        raise ArgumentError("classical_cliff: loads is empty. Pass at least one number > 0.")
-    for load in loads:
-        number("classical_cliff", "a load", load, above=0)
     fraction = torch.zeros(len(loads), seeds, dtype=torch.float64)
     overlap = torch.zeros_like(fraction)
     for i, j in track([(i, j) for i in range(len(loads)) for j in range(seeds)], "cliff"):

@@ -15,20 +15,17 @@ Random points in high dimension have cosines near 0, so they follow it from γ =
 tolerance, random ones the better the higher the dimension, steps of size h up to O(h).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from exptilt._support.errors import ArgumentError
-from exptilt.claims.experiments.starts import check_several
 from exptilt.dynamics.flow import Flow
 
 
-@dataclass(frozen=True)
-class EqualCosine:
+class EqualCosine(NamedTuple):
     """Mean cosine by time: theory, continuous flow, flow in steps, and random points.
 
     Attributes:
@@ -37,8 +34,6 @@ class EqualCosine:
         continuous: ``(T,)``, of orthogonal points under `Flow.ode`.
         stepped: ``(T,)``, of orthogonal points under `Flow.run` with small steps.
         random: ``(len(dimensions), T)``, of random points under `Flow.ode`.
-        dimensions: of the random points.
-        step: of the flow in steps.
     """
 
     time: Tensor
@@ -46,8 +41,6 @@ class EqualCosine:
     continuous: Tensor
     stepped: Tensor
     random: Tensor
-    dimensions: tuple[int, ...]
-    step: float
 
     @property
     def continuous_error(self) -> float:
@@ -59,14 +52,9 @@ class EqualCosine:
         """Largest difference from theory of the flow in steps."""
         return float((self.stepped - self.theory).abs().max())
 
-    @property
-    def random_error(self) -> tuple[float, ...]:
-        """Largest difference from theory of random points, by dimension."""
-        return tuple((self.random - self.theory).abs().amax(-1).tolist())
-
 
 def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
-    """The derivative γ' by the equation above.
+    """The derivative γ' by the equation above, of n = `count` points.
 
     Args:
         cosine: γ.
@@ -103,16 +91,6 @@ def equal_cosine(
         >>> found.continuous_error < 1e-6
         True
     """
-    if count < 2:
-        raise ArgumentError(f"equal_cosine: count is {count}, and one point has no cosine. Pass 2 or more.")
-    check_several("equal_cosine", dimensions=dimensions)
-    good = samples >= 2 and substeps >= 1 and 0 < time < np.inf and 0 <= beta < np.inf
-    if not good or not all(d >= 1 for d in dimensions):
-        got = f"beta {beta}, time {time}, samples {samples}, substeps {substeps}, dimensions {dimensions}"
-        raise ArgumentError(
-            f"equal_cosine: got {got}. Pass beta >= 0 and time > 0, both finite, samples >= 2, substeps >= 1 "
-            "and dimensions >= 1."
-        )
     times = np.linspace(0.0, time, samples)
     solved = solve_ivp(
         lambda _, y: [cosine_rate(float(y[0]), count=count, beta=beta)],
@@ -122,7 +100,6 @@ def equal_cosine(
     )
     theory = torch.from_numpy(solved.y[0])
     flow, orthogonal = Flow("sphere", beta=beta), torch.eye(count, dtype=torch.float64)
-    step = time / (samples - 1) / substeps
     generator = torch.Generator().manual_seed(seed)
 
     def followed(start: Tensor, rtol: float = 1e-6, atol: float = 1e-8) -> Tensor:
@@ -130,8 +107,8 @@ def equal_cosine(
         return path.mean_cosine
 
     continuous = followed(orthogonal, 1e-9, 1e-11)
-    steps, total = Flow("sphere", beta=beta, step=step), (samples - 1) * substeps
+    steps, total = Flow("sphere", beta=beta, step=time / (samples - 1) / substeps), (samples - 1) * substeps
     stepped = steps.run(orthogonal, total, keep="last", measure_every=substeps, progress=False).mean_cosine
     draws = [torch.randn(count, d, dtype=torch.float64, generator=generator) for d in dimensions]
     stack = torch.stack([followed(x) for x in draws]) if draws else theory.new_empty(0, samples)
-    return EqualCosine(torch.from_numpy(times), theory, continuous, stepped, stack, tuple(dimensions), step)
+    return EqualCosine(torch.from_numpy(times), theory, continuous, stepped, stack)

@@ -1,13 +1,10 @@
 """Where flows start: named laws of independent coordinates, all with mean 0 and variance 1."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from exptilt._support.errors import ArgumentError
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -37,23 +34,6 @@ STARTS: dict[str, Callable[[tuple[int, ...], torch.Generator], Tensor]] = {
 }
 
 
-def check_start(name: str) -> None:
-    """Raise unless a start has this name."""
-    if name not in STARTS:
-        raise ArgumentError(f"start is {name!r}. Pass one of {', '.join(STARTS)}.")
-
-
-def check_several(experiment: str, **given: Iterable[Any]) -> None:
-    """Raise unless each argument is a tuple or list of settings, not a name or number alone."""
-    for name, values in given.items():
-        if not isinstance(values, tuple | list):
-            raise ArgumentError(
-                f"{experiment}: {name} is {values!r}. "
-                f"Pass a tuple of all that are to be run, such as ({values!r},)."
-            )
-
-
 def start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw a start of a named law, ``(*shape)`` float64."""
-    check_start(name)
     return STARTS[name](shape, generator)

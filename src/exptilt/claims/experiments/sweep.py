@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from exptilt._support.checks import whole
 from exptilt._support.progress import track
-from exptilt.claims.experiments.starts import check_several, check_start, start
+from exptilt.claims.experiments.starts import start
 from exptilt.dynamics.flow import Flow
-from exptilt.dynamics.renormalizers import as_renormalizer
 from exptilt.dynamics.trajectory import Trajectory
 
 
@@ -48,17 +46,6 @@ class Setting:
         return dict(sorted(Counter(self.path.clusters.count[-1].tolist()).items()))
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Every setting of a sweep.
-
-    Attributes:
-        settings: one for each combination.
-    """
-
-    settings: tuple[Setting, ...]
-
-
 def equilibrium_sweep(
     *,
     counts: tuple[int, ...] = (1000,),
@@ -70,7 +57,7 @@ def equilibrium_sweep(
     steps: int = 300,
     measure_every: int = 5,
     seed: int = 0,
-) -> Sweep:
+) -> tuple[Setting, ...]:
     """Run flows of moving points over all combinations of settings.
 
     Args:
@@ -88,19 +75,9 @@ def equilibrium_sweep(
         >>> found = equilibrium_sweep(
         ...     counts=(60,), dimensions=(2,), starts=("laplace",), seeds=3, steps=150, measure_every=50
         ... )
-        >>> {s.renormalizer: s.final for s in found.settings}["whiten"]
+        >>> {s.renormalizer: s.final for s in found}["whiten"]
         {3: 3}
     """
-    name = "equilibrium_sweep"
-    check_several(
-        name, counts=counts, dimensions=dimensions, betas=betas, starts=starts, renormalizers=renormalizers
-    )
-    for label, value in (("seeds", seeds), *(("counts", n) for n in counts)):
-        whole(name, label, value)
-    for law in starts:
-        check_start(law)
-    for kind in renormalizers:
-        as_renormalizer(kind)
     settings = []
     every = list(itertools.product(counts, dimensions, betas, starts, renormalizers))
     for count, dimension, beta, law, kind in track(every, "sweep"):
@@ -110,4 +87,4 @@ def equilibrium_sweep(
         flow = Flow(kind, beta=beta)
         path = flow.run(points, steps, keep="last", measure_every=measure_every, progress=False)
         settings.append(Setting(count, dimension, beta, law, kind, path))
-    return Sweep(tuple(settings))
+    return tuple(settings)

@@ -10,6 +10,7 @@ from exptilt._support.transforms import push
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.derivatives import identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
+from exptilt.tilting.derivatives.layout import of_some
 from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics
 from exptilt.tilting.score_rule import ScoreRule
 
@@ -49,26 +50,12 @@ def _second(
     return tuple(bar.log_normalizer.new_zeros(()) if x is None else x for x in made)
 
 
-def _of_some(
-    function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], some: list[int]
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The function of the arguments numbered `some` alone, the others fixed."""
-
-    def partial(*x: Tensor) -> tuple[Tensor, ...]:
-        full = list(arguments)
-        for i, value in zip(some, x, strict=True):
-            full[i] = value
-        return function(*full)
-
-    return partial
-
-
 def _push(
     function: Callable[..., tuple[Tensor, ...]], arguments: list[Any], dots: list[Any]
 ) -> tuple[Tensor, ...]:
     moving = [i for i, x in enumerate(arguments) if x is not None and dots[i] is not None]
     return push(
-        _of_some(function, arguments, moving),
+        of_some(function, arguments, moving),
         tuple(arguments[i] for i in moving),
         tuple(dots[i] for i in moving),
     )
@@ -114,7 +101,7 @@ def pull_second(a: dict[str, Any], bars: Any, rule: ScoreRule, needs: Needs) -> 
     n, m = _DIFFERENTIABLE, _DIFFERENTIABLE + len(Cotangents._fields)
     arguments = [*a["inputs"][:n], *a["bar"], *a["dots"]]
     present = [i for i, x in enumerate(arguments) if x is not None]
-    function = _of_some(_second_of(a, rule, needs), arguments, present)
+    function = of_some(_second_of(a, rule, needs), arguments, present)
     # torch annotates vjp with the triple of has_aux=True as well
     outputs, pull = torch.func.vjp(function, *(arguments[i] for i in present))  # type: ignore[misc]
     found = pull(

@@ -1,8 +1,23 @@
-"""Named groups of tensors as the flat arguments that torch's autograd functions take, and back."""
+"""Flat arguments of functions: named groups of tensors as torch's autograd functions take them, or some."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
+
+
+def of_some(
+    function: Callable[..., tuple[Tensor, ...]], arguments: Sequence[Any], some: Sequence[int]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function of the arguments numbered `some` alone, the others fixed."""
+
+    def partial(*x: Tensor) -> tuple[Tensor, ...]:
+        full = list(arguments)
+        for i, value in zip(some, x, strict=True):
+            full[i] = value
+        return function(*full)
+
+    return partial
 
 
 class Layout:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support.transforms import apply
+from exptilt.tilting.derivatives.layout import of_some
 
 Results = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
@@ -42,6 +43,11 @@ class Rows:
         found: tuple[Tensor, ...] = apply(ByRows, self, *arguments)
         return found
 
+    def results(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """The row results and the sums of a few rows, taken at once."""
+        found, sums = self.function(arguments[: self.rows], arguments[self.rows :])
+        return (*found, *sums)
+
     def run(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The row results and the sums, without derivatives."""
         rows, shared = arguments[: self.rows], arguments[self.rows :]
@@ -60,17 +66,13 @@ class Rows:
         def function(rows: Sequence[Tensor], shared: Sequence[Tensor]) -> Results:
             held = len(shared) - (len(barred) - late)
             given = [*rows[:count], *shared[:held]]
-            bars = (*rows[count:], *shared[held:])
 
-            def results(*some: Tensor) -> tuple[Tensor, ...]:
-                arguments = list(given)
-                for i, x in zip(wanted, some, strict=True):
-                    arguments[i] = x
-                found, sums = self.function(arguments[:count], arguments[count:])
-                return tuple([*found, *sums][i] for i in barred)
+            def results(*arguments: Tensor) -> tuple[Tensor, ...]:
+                every = self.results(*arguments)
+                return tuple(every[i] for i in barred)
 
-            pull = torch.func.vjp(results, *(given[i] for i in wanted))[1]
-            found = pull(bars)
+            pull = torch.func.vjp(of_some(results, given, wanted), *(given[i] for i in wanted))[1]
+            found = pull((*rows[count:], *shared[held:]))
             early = sum(1 for i in wanted if i < count)
             return found[:early], found[early:]
 
@@ -147,14 +149,7 @@ def _pushed(
         held = len(shared) - (len(moved) - early)
         given = [*rows[:count], *shared[:held]]
         along = (*rows[count:], *shared[held:])
-
-        def results(*some: Tensor) -> tuple[Tensor, ...]:
-            every = list(given)
-            for i, x in zip(moved, some, strict=True):
-                every[i] = x
-            found, sums = plan.function(every[:count], every[count:])
-            return (*found, *sums)
-
+        results = of_some(plan.results, given, moved)
         there, pull, *_ = torch.func.vjp(results, *(given[i] for i in moved))
         pushed = torch.func.vjp(pull, tuple(torch.zeros_like(x) for x in there))[1](along)[0]
         return tuple(pushed[:row_results]), tuple(pushed[row_results:])
