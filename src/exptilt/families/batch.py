@@ -314,6 +314,14 @@ class InnerDraws(ABC):
     The total is None unless it is fixed.
     """
 
+    _decay: ClassVar[float] = 0.0
+    """The power r such that −log p(x) grows as |x|^r, at infinity or (negative) at 0; 0 if slower."""
+
+    @property
+    def _moments(self) -> tuple[float, Tensor] | None:
+        """A sign s and ``t (..., D)``: E|x|^r is infinite if s r ≥ t. None if every power has a mean."""
+        return None
+
     _differentiable_draws: ClassVar[bool] = False
     """Whether draws are differentiable in the parameters."""
 

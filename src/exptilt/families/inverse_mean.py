@@ -145,6 +145,8 @@ def newton(
         if grows:
             frame, unit = frame.scaled(covariance), covariance.diagonal(dim1=-2, dim2=-1).sqrt()
         if floor is None:
+            tilted = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+            allowed = tolerance * torch.minimum(spread, tilted) + 16 * precision * mean.abs()
             rounding = 4 * precision * matvec(covariance.abs(), here.eta.abs())  # of η, in units of m
             rounding = rounding if grows else torch.minimum(rounding, precision**0.5 * spread)
         local = frame.covariance(covariance)

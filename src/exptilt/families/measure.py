@@ -247,8 +247,8 @@ class Measure(Fields, EventMoments, InnerDraws):
 
         Args:
             mean: ``(..., D)``, wanted mean of t.
-            tolerance: on the residual, in standard deviations of h (closed forms: relative to the mean);
-                default by the dtype's precision.
+            tolerance: on the residual, in standard deviations of h, or of the tilted density if that is
+                narrower (closed forms: relative to the mean); default by the dtype's precision.
             max_steps: of Newton's method, where no closed form exists.
 
         Returns:

@@ -151,6 +151,10 @@ class Beta(ExponentialFamily):
             [top, torch.cat([shared, torch.diag_embed(torch.polygamma(1, beta)) + shared], -1)], -2
         )
 
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return -1.0, self.alpha
+
     def _mode(self) -> Tensor:
         """(α − 1)/(α + β − 2) if α, β ≥ 1, the end of largest density if one is below 1; NaN if both are."""
         a, b = torch.broadcast_tensors(self.alpha - 1, self.beta - 1)

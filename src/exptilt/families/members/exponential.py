@@ -38,6 +38,7 @@ class Exponential(ExponentialFamily):
     _reach = (0.0, math.inf, None)
     _differentiable_draws = True
     _inner_form = LOG
+    _decay = 1.0
     _positive = ("rate",)
     _twin = (distributions.Exponential, {"rate": "rate"})
 
@@ -104,6 +105,10 @@ class Exponential(ExponentialFamily):
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
         return self._as_gamma()._step_for(reached, wanted)
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return -1.0, torch.ones_like(self.rate)
 
     def _mode(self) -> Tensor:
         return torch.zeros_like(self.rate)

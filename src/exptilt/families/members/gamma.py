@@ -44,6 +44,7 @@ class Gamma(ExponentialFamily):
     _open_ends = True
     _differentiable_draws = True
     _inner_form = LOG
+    _decay = 1.0
     _positive = ("shape", "rate")
     _statistic_size = staticmethod(lambda d: 2 * d)
     _twin = (distributions.Gamma, {"shape": "concentration", "rate": "rate"})
@@ -138,6 +139,10 @@ class Gamma(ExponentialFamily):
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return box_excess(mean, 0.0, math.inf)
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return -1.0, self.shape
 
     def _mode(self) -> Tensor:
         return (self.shape - 1).clamp_min(0) / self.rate

@@ -37,6 +37,7 @@ class InverseGamma(ChangeOfVariable):
     _twin = (distributions.InverseGamma, {"shape": "concentration", "scale": "rate"})
     of = Gamma
     jacobian = (0.0, 2.0)
+    _decay = -1.0
 
     @staticmethod
     def _forward(x: Tensor) -> Tensor:
@@ -59,6 +60,10 @@ class InverseGamma(ChangeOfVariable):
         mean = torch.where(a > 1, b / (a - 1), torch.inf)
         variance = torch.where(a > 2, (b / (a - 1)) ** 2 / (a - 2), torch.inf)
         return mean, torch.where(a > 1, variance, torch.nan)
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return 1.0, self.shape
 
     def _mode(self) -> Tensor:
         return self.scale / (self.shape + 1)
