@@ -202,9 +202,7 @@ def test_the_total_of_a_multinomial_is_that_of_the_data() -> None:
     )
     rows = x.flatten(0, 1)
     found = f.fit_mixture(rows, f.Multinomial, 2, generator=generator())
-    known = f.fit_mixture(
-        rows, f.Multinomial, 2, known=torch.tensor(10.0).double(), generator=generator()
-    )
+    known = f.fit_mixture(rows, f.Multinomial, 2, known=torch.tensor(10.0).double(), generator=generator())
     assert torch.equal(found.value.log_weight, known.value.log_weight)
     with pytest.raises(ValueError, match="support of Multinomial"):
         f.fit_mixture(torch.cat([rows, rows[:1] + 1]), f.Multinomial, 2)

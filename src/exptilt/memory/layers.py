@@ -357,7 +357,7 @@ class HopfieldLayer(nn.Module):
             return x.unsqueeze(-3).expand(*x.shape[:-2], self.heads, *x.shape[-2:])
         for projection in used:
             x = projection(x)
-        return x.unflatten(-1, (self.heads, x.shape[-1] // self.heads)).transpose(-2, -3)
+        return x.reshape(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(-2, -3)
 
     def _inputs(
         self, state: Tensor, memory: Tensor, mask: Tensor | None, association_mask: Tensor | None
