@@ -309,8 +309,7 @@ class Hopfield:
         """A new memory with more patterns after the present ones, which are neither copied nor read.
 
         Args:
-            patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array. They are copied, unless
-                they outnumber the present ones.
+            patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array, as for the constructor.
             values: ``(..., n, Dv)`` or one ``(..., Dv)``, if the memory holds values.
         """
         x, v = (None if x is None else as_tensor("patterns", x) for x in (patterns, values))
