@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _FORMAT = "exptilt.memory.Hopfield/2"
 
 
-def _bytes(x: Tensor) -> memoryview:
-    return memoryview(x.reshape(-1).view(torch.uint8).numpy())
+def _bytes(x: Tensor) -> Any:
+    return x.reshape(-1).view(torch.uint8).numpy()
 
 
 def _checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> str:

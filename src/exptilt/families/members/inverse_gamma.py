@@ -7,7 +7,7 @@ Sufficient statistic u(x) = (1/x, −log x), natural parameter θ = (−b, a + 1
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, distributions
@@ -43,16 +43,12 @@ class InverseGamma(ChangeOfVariable):
     def _forward(x: Tensor) -> Tensor:
         return 1 / x
 
-    @staticmethod
-    def _backward(y: Tensor) -> Tensor:
-        return 1 / y
-
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         drawn: Tensor = -self._image()._sample_inner(shape, generator)
         return drawn
 
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return self._image()._log_prob_inner(-y) - 2 * y.sum(-1)
+    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
+        return cast(Gamma, self._image())._log_density(1 / x, -log_x) - 2 * log_x.sum(-1)
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         """b/(a − 1) and b²/((a − 1)²(a − 2)); infinite for a up to 1 and up to 2."""

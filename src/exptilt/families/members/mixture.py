@@ -290,8 +290,9 @@ class Mixture(AnyMixture):
 
     @classmethod
     def _from_torch(cls, other: Any) -> Self:
-        direct = ExponentialFamily.__subclasses__()
-        for family in [*direct, *(cls for base in direct for cls in base.__subclasses__())]:
+        families = ExponentialFamily.__subclasses__()
+        for family in families:
+            families += family.__subclasses__()
             try:
                 parts = family.from_torch(other.component_distribution)
             except ArgumentError:
