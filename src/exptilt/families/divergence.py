@@ -126,7 +126,7 @@ def _sampled(p: Measure, q: Measure, samples: int, generator: torch.Generator | 
 
 
 def _log_prob_of(q: Measure, p: Measure, y: Any, own: Tensor) -> Tensor:
-    """Log q at inner draws y of p, where log p is `own`; an error if the dtype holds no x for some y."""
+    """Log q at inner draws y of p, where log p is `own`; an error if some y has no x in this dtype."""
     if q._inner_form == p._inner_form:
         return q._log_prob_inner(y)
     x = p._from_inner(y)

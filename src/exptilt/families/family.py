@@ -291,7 +291,7 @@ class ExponentialFamily(Measure):
     def _solved(
         cls, mean: Tensor, excess: Tensor, made: Callable[[Tensor], Self], typical: Callable[[], Self]
     ) -> "Solution[Self]":
-        """`from_mean` by the function `made` from means to members; the `typical` member if there is none."""
+        """Members that `made` finds for the means, and their statuses; `typical` members where there is none."""
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
         usual = mean if all_inside else typical().mean_parameter

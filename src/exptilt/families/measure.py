@@ -159,10 +159,6 @@ class Measure(Fields, Law):
     def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         return self._log_normalizer(eta), self._mean(eta)
 
-    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """The covariance at η, given G(η) and the mean; may be approximate, better at a higher level."""
-        return self._covariance(eta)
-
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         """``(...)``: how far ``mean (..., D)`` is outside the hull of t, where `where`; None for no hull.
 
@@ -192,7 +188,7 @@ class Measure(Fields, Law):
         return reached
 
     def _face(self, mean: Tensor, where: Tensor) -> "Measure | None":
-        """The part of the measure on the face of the hull that holds the mean, where `where`; or None."""
+        """The measure on the face of the hull that holds the mean, where `where`; None if it is not known."""
         return None
 
     def _least_log_mass(self) -> Tensor | None:

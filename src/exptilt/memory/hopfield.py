@@ -41,7 +41,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _with_all_patterns(method: _Method) -> _Method:
-    """The method, which now raises unless all patterns of the memory are on this process."""
+    """Make a method raise unless all patterns of the memory are on this process."""
 
     @wraps(method)
     def checked(self: "Hopfield", *arguments: Any, **keywords: Any) -> Any:

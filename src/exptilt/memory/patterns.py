@@ -117,7 +117,7 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """Shapes but for N, dtypes and device, in words: what blocks of one memory have in common."""
+        """Shapes without N, dtypes and device as text: the same for all blocks of one memory."""
         held = [("patterns", self.patterns), *([] if self.values is None else [("values", self.values)])]
         shapes = [", ".join(map(str, (*x.shape[:-2], "N", x.shape[-1]))) for _, x in held]
         named = zip(held, shapes, strict=True)
