@@ -494,3 +494,33 @@ def test_a_smaller_support_is_no_hindrance(p: f.Measure, q: f.Measure) -> None:
 def test_draws_that_x_cannot_hold_are_refused_where_the_other_needs_x() -> None:
     with pytest.raises(ValueError, match="does not hold"):
         f.kl(one(f.Beta, 0.001, 1.0), one(f.Gamma, 1.0, 1.0))
+
+
+def vector(*entries: float) -> torch.Tensor:
+    return torch.tensor(entries, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "finite"),
+    [
+        (f.InverseGamma(vector(1.0), vector(1.0)), f.Exponential(vector(1.0)), False),
+        (f.InverseGamma(vector(1.1), vector(1.0)), f.Exponential(vector(1.0)), True),
+        (f.InverseGamma(vector(2.0), vector(1.0)), f.DiagonalGaussian(vector(0.0), vector(1.0)), False),
+        (f.InverseGamma(vector(1.5), vector(1.0)), f.Laplace(vector(0.0), vector(1.0)), True),
+        (f.Gamma(vector(0.9, 5.0), vector(1.0, 1.0)), f.InverseGamma(vector(1, 1), vector(1, 1)), False),
+        (f.Gamma(vector(1.5), vector(1.0)), f.InverseGamma(vector(1.0), vector(1.0)), True),
+        (f.Exponential(vector(1.0)), f.InverseGamma(vector(1.0), vector(1.0)), False),
+        (f.Beta(vector(1.0), vector(3.0)), f.InverseGamma(vector(1.0), vector(1.0)), False),
+        (
+            f.InverseWishart(torch.tensor(3.0), torch.eye(2)),
+            f.Wishart(torch.tensor(3.0), torch.eye(2)),
+            False,
+        ),
+        (f.Wishart(torch.tensor(3.5), torch.eye(2)), f.InverseWishart(torch.tensor(3.0), torch.eye(2)), True),
+    ],
+)
+def test_tails_without_a_mean_are_infinite(p: f.ExponentialFamily, q: f.Measure, finite: bool) -> None:
+    """E_p[−log q] is infinite where q falls as e^{−x} and p has no mean: no sample shows that."""
+    assert math.isfinite(float(f.kl(p, q))) is finite
+    pair = f.Mixture(torch.tensor([0.0, -3.0], dtype=p.dtype), f.stack([p, p]))
+    assert math.isfinite(float(f.kl(pair, q))) is finite

@@ -3,6 +3,8 @@
 A mean as large as one likes has a tilt, and Newton's method finds it.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -62,3 +64,15 @@ def test_running_out_of_steps_is_not_the_boundary() -> None:
     h = mixture(3)
     mean = h.mean(h.family.rate.amin(0) - 1e-6)
     assert h.natural(mean, max_steps=2).status.name == "MAX_STEPS"
+
+
+@pytest.mark.parametrize("mean", [1e-12, 1e-9, 1e-4, 1e9, 1e12])
+def test_means_far_below_the_spread_are_found_too(mean: float) -> None:
+    """½ Exp(1) + ½ Exp(1e-6): near 0 the tilted law is a million times narrower than the spread."""
+    h = f.Mixture(torch.zeros(2, dtype=F64), f.Exponential(torch.tensor([[1.0], [1e-6]], dtype=F64)))
+    found = h.natural(torch.tensor([mean], dtype=F64))
+    assert found.status is f.Status.CONVERGED
+    assert float(h.mean(found.value)) == pytest.approx(mean, rel=1e-9)
+    if mean < 1e-3:  # only Exp(1) is left: η = 1 − 1/m
+        expected = mean - 1 - math.log(mean)
+        assert float(h.conjugate(torch.tensor([mean], dtype=F64))) == pytest.approx(expected, rel=1e-5)

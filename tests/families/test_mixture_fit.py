@@ -187,3 +187,22 @@ def test_numbers_dtypes_and_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             f.fit_mixture(*arguments)  # type: ignore[arg-type, type-var]
+
+
+@pytest.mark.parametrize("family", [f.Gaussian, f.DiagonalGaussian])
+@pytest.mark.parametrize("place", [0.0, 0.3, 1.0, 1e8])
+def test_equal_points_are_unbounded_whatever_rounding_says(family: Any, place: float) -> None:
+    x = torch.full((50, 1), place, dtype=torch.float64)
+    assert f.fit_mixture(x, family, 2, generator=generator()).status is f.Status.UNBOUNDED
+
+
+def test_the_total_of_a_multinomial_is_that_of_the_data() -> None:
+    x = f.Multinomial(torch.tensor([[3.0, 0, 0], [0, 0, 3.0]], dtype=torch.float64), 10.0).sample(
+        100, generator=generator()
+    )
+    rows = x.flatten(0, 1)
+    found = f.fit_mixture(rows, f.Multinomial, 2, generator=generator())
+    known = f.fit_mixture(rows, f.Multinomial, 2, known=torch.tensor(10.0).double(), generator=generator())
+    assert torch.equal(found.value.log_weight, known.value.log_weight)
+    with pytest.raises(ValueError, match="support of Multinomial"):
+        f.fit_mixture(torch.cat([rows, rows[:1] + 1]), f.Multinomial, 2)

@@ -1,14 +1,8 @@
-"""Indexing and reshaping of the batch axes of measures; E[x], Var[x] and inner forms of draws.
+"""Indexing and reshaping of the batch axes of measures; what a law says of x itself.
 
 A measure is a dataclass of tensors ``batch + event`` whose batch axes broadcast together. Each operation
 applies to every tensor alike and leaves the event axes alone. A tensor without batch axes is shared by the
 whole batch and stays shared if another tensor carries the batch.
-
-Draws that could round to the edge of the support have an inner form: the logarithm of a positive number, the
-Cholesky factor of a matrix. Means over inner draws are right even if x itself has been rounded to the edge.
-
-If t(x) is x, E[x] and Var[x] are the mean and the diagonal of the covariance. The other families (Beta,
-Dirichlet, Wishart, ...) give closed forms in `_event_moments`.
 """
 
 import dataclasses
@@ -24,18 +18,75 @@ from exptilt._support.linalg import common_shape
 from exptilt._support.transforms import pytree
 from exptilt.families.checks import one_coordinate, unlike_an_event
 
+Some = TypeVar("Some", bound="Fields")
 
-class Batched(ABC):
-    """Indexing, iteration, `reshape` and `expand` for a dataclass that has `batch_shape` and `map`."""
+
+STATIC = {"static": True}
+"""Metadata of a dataclass field that is not a tensor: `.to`, `vmap` and the like leave it unchanged."""
+
+
+def make(cls: type[Some], **fields: Any) -> Some:
+    """An instance made from valid fields without the constructor's checks."""
+    instance = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+class Fields(ABC):
+    """Base of the frozen dataclasses of tensors ``batch + event``: shapes, indexing, conversions."""
+
+    event_dims: ClassVar[Mapping[str, int]]
+    """For each tensor field, its number of event axes (trailing axes that are not batch)."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        name = f"{cls.__module__}.{cls.__qualname__}".replace(".families.members.", ".families.")
+        pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=name)
 
     @property
     @abstractmethod
+    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor that makes up one x."""
+
+    @property
     def batch_shape(self) -> torch.Size:
         """Shape of the leading axes, fields broadcast together."""
+        return common_shape(*[leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()])
 
-    @abstractmethod
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the fields."""
+        return self._leaves()[0][0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the fields."""
+        return self._leaves()[0][0].device
+
+    def to(
+        self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same measure on another device or in another dtype.
+
+        Args:
+            arguments: a device, a dtype or both, as for `torch.Tensor.to`.
+            device: the device, by keyword.
+            dtype: the dtype, by keyword.
+        """
+        given = {"device": device, "dtype": dtype}
+        named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return self.map(lambda leaf, _: leaf.to(*arguments, **named))
+
     def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Apply a function to every tensor field and its number of event axes."""
+        """Apply a function to every tensor field, nested ones too.
+
+        Args:
+            function: takes a tensor ``(..., event)`` and its number of event axes.
+        """
+        _, spec = pytree.tree_flatten(self)
+        changed: Self = pytree.tree_unflatten([function(leaf, event) for leaf, event in self._leaves()], spec)
+        return changed
 
     def __getitem__(self, index: Any) -> Self:
         items = index if isinstance(index, tuple) else (index,)
@@ -101,77 +152,6 @@ class Batched(ABC):
             return function(leaf.expand((*batch, *leaf.shape[leaf.ndim - event :])), event)
 
         return self.map(apply)
-
-
-Some = TypeVar("Some", bound=Batched)
-
-
-STATIC = {"static": True}
-"""Metadata of a dataclass field that is not a tensor: `.to`, `vmap` and the like leave it unchanged."""
-
-
-def make(cls: type[Some], **fields: Any) -> Some:
-    """An instance made from valid fields without the constructor's checks."""
-    instance = object.__new__(cls)
-    for name, value in fields.items():
-        object.__setattr__(instance, name, value)
-    return instance
-
-
-class Fields(Batched):
-    """Base of the frozen dataclasses of tensors ``batch + event``: shapes, conversions, and a pytree node."""
-
-    event_dims: ClassVar[Mapping[str, int]]
-    """For each tensor field, its number of event axes (trailing axes that are not batch)."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        name = f"{cls.__module__}.{cls.__qualname__}".replace(".families.members.", ".families.")
-        pytree.register_pytree_node(cls, _flatten, _unflattener(cls), serialized_type_name=name)
-
-    @property
-    @abstractmethod
-    def event_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shape of each tensor that makes up one x."""
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the leading axes, fields broadcast together."""
-        return common_shape(*[leaf.shape[: leaf.ndim - event] for leaf, event in self._leaves()])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the fields."""
-        return self._leaves()[0][0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the fields."""
-        return self._leaves()[0][0].device
-
-    def to(
-        self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
-        """The same measure on another device or in another dtype.
-
-        Args:
-            arguments: a device, a dtype or both, as for `torch.Tensor.to`.
-            device: the device, by keyword.
-            dtype: the dtype, by keyword.
-        """
-        given = {"device": device, "dtype": dtype}
-        named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return self.map(lambda leaf, _: leaf.to(*arguments, **named))
-
-    def map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Apply a function to every tensor field, nested ones too.
-
-        Args:
-            function: takes a tensor ``(..., event)`` and its number of event axes.
-        """
-        _, spec = pytree.tree_flatten(self)
-        changed: Self = pytree.tree_unflatten([function(leaf, event) for leaf, event in self._leaves()], spec)
-        return changed
 
     def _leaves(self) -> list[tuple[Tensor, int]]:
         """Every tensor with its number of event axes, in the order of the pytree."""
@@ -275,80 +255,6 @@ class Law(ABC):
         return self._icdf(torch.where((q >= 0) & (q <= 1), q, torch.nan))
 
 
-class EventMoments(Law):
-    """Moments of x, from `mean` and `covariance` of t(x)."""
-
-    identity_coordinate: ClassVar[bool]
-
-    @abstractmethod
-    def mean(self, eta: Tensor | None = None) -> Tensor:
-        """E[t] under the tilted measure."""
-
-    @abstractmethod
-    def covariance(self, eta: Tensor | None = None) -> Tensor:
-        """Cov[t] under the tilted measure."""
-
-    def _event_moments(self) -> tuple[Any, Any]:
-        """E[x] and Var[x], each shaped like one draw."""
-        if not self.identity_coordinate:
-            raise ArgumentError(
-                f"{type(self).__name__}: E[x] has no closed form here. Average `sample` instead."
-            )
-        return self.mean(), self.covariance().diagonal(dim1=-2, dim2=-1)
-
-    def _event_covariance(self) -> Tensor:
-        """Cov[x] ``(..., D, D)`` of a vector x; diagonal (independent coordinates) if t(x) is not x."""
-        return self.covariance() if self.identity_coordinate else torch.diag_embed(self._event_moments()[1])
-
-
-class InnerDraws(ABC):
-    """Draws in an inner form that neither underflows nor loses definiteness; used for means over draws."""
-
-    dtype: Any
-    device: Any
-    batch_shape: Any
-
-    _reach: ClassVar[tuple[Any, Any, Any] | None] = None
-    """Least entries, largest entries and total of x, each a number or ``(..., D)``; None: unknown support.
-
-    The total is None unless it is fixed.
-    """
-
-    _differentiable_draws: ClassVar[bool] = False
-    """Whether draws are differentiable in the parameters."""
-
-    _inner_form: ClassVar[tuple[str, tuple[int, ...]] | None] = None
-    """Name of the inner form and the number of event axes of each of its tensors; None if it is x itself."""
-
-    @abstractmethod
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
-        """Draws ``shape + batch + event``."""
-
-    @abstractmethod
-    def log_prob(self, x: Any) -> Tensor:
-        """Log-density at x."""
-
-    def _sample_scored(self, count: int, generator: torch.Generator | None) -> tuple[Any, Tensor]:
-        """Inner draws ``(count,) + batch`` for a mean over them, and the `score` of `Estimate.sampled`."""
-        y = self._sample_inner((count,), generator)
-        if self._differentiable_draws:
-            return y, torch.zeros(count, *self.batch_shape, dtype=self.dtype, device=self.device)
-        y = pytree.tree_map(torch.detach, y)
-        return y, self._log_prob_inner(y)
-
-    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
-        """Draws in the inner form."""
-        return self._sample(shape, generator)
-
-    def _from_inner(self, y: Any) -> Any:
-        """The x nearest to a draw in the inner form."""
-        return y
-
-    def _log_prob_inner(self, y: Any) -> Tensor:
-        """Log-density of x at a draw in the inner form."""
-        return self.log_prob(y)
-
-
 def stack(measures: Sequence[Some], dim: int = 0) -> Some:
     """One measure with the given measures as members: the opposite of iterating over a measure.
 
@@ -364,7 +270,7 @@ def stack(measures: Sequence[Some], dim: int = 0) -> Some:
     """
     members = list(measures)
     kinds = {type(member).__name__ for member in members}
-    if not members or not all(isinstance(member, Batched) for member in members) or len(kinds) > 1:
+    if not members or not all(isinstance(member, Fields) for member in members) or len(kinds) > 1:
         got = ", ".join(sorted(kinds)) or "nothing"
         raise ArgumentError(f"stack: measures must be one or more of one class; got {got}.")
     try:

@@ -21,7 +21,7 @@ from torch import Tensor
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import common_shape
 from exptilt._support.transforms import derivatives_wanted, is_concrete, pytree
-from exptilt.families.estimate import Estimate, EstimateKind, samples_wanted
+from exptilt.families.estimate import Estimate, samples_wanted
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, Measure
 from exptilt.families.members.empirical import Empirical
@@ -72,20 +72,25 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
 
 
 def _beyond(p: Measure, q: Measure) -> Tensor | None:
-    """``(...)``: where no component of q covers the support of some component of p, so that KL is infinite.
+    """``(...)``: where KL is infinite because of supports or tails; None if there is no reason to think so.
 
-    Draws need not show it: those of N(10, 1) are all positive. None if one of the supports is unknown.
+    No component of q covers the support of some component of p, or −log q has no mean under p. Draws need not
+    show it: those of N(10, 1) are all positive.
     """
+    batch = common_shape(p.batch_shape, q.batch_shape)
+    heavy = None
+    if p._moments is not None and (power := p._moments[0] * q._decay) > 0:
+        heavy = (power >= p._moments[1]).any(-1).expand(batch)
     if p._reach is None or q._reach is None:
-        return None
+        return heavy
     (low, high, total), (least, most, wanted) = _by_pairs(p, -2), _by_pairs(q, -3)
     inside = (low >= least) & (high <= most)
     if q._reach[2] is not None:
         inside = inside & (total == wanted)  # NaN, so False, if p has no fixed total
     rows, columns = _present(p), _present(q)
     covered = (inside.all(-1) & columns.unsqueeze(-2)).any(-1)
-    batch = common_shape(p.batch_shape, q.batch_shape)
-    return (rows & ~covered).any(-1).expand(batch)
+    missed = (rows & ~covered).any(-1).expand(batch)
+    return missed if heavy is None else missed | heavy
 
 
 def _by_pairs(measure: Measure, axis: int) -> list[Tensor]:
@@ -121,7 +126,7 @@ def _sampled(p: Measure, q: Measure, samples: int, generator: torch.Generator | 
 
 
 def _log_prob_of(q: Measure, p: Measure, y: Any, own: Tensor) -> Tensor:
-    """Log q at inner draws y of p, where log p is `own`; an error if the dtype holds no x for some y."""
+    """Log q at inner draws y of p, where log p is `own`; an error if some y has no x in this dtype."""
     if q._inner_form == p._inner_form:
         return q._log_prob_inner(y)
     x = p._from_inner(y)
@@ -200,9 +205,7 @@ def _weighted(p: FromDensity, q: Measure) -> Estimate:
         outside = ((p.points < least) | (p.points > most)).any(-1) & (p.log_weight > -torch.inf)
         value = torch.where(outside.any(-1), torch.inf, value)
     error = torch.where(value.isinf(), 0.0, p.expectation_error(ratio, -1.0))  # log p = log h − G
-    return Estimate(
-        value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), EstimateKind.ESTIMATED
-    )
+    return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), p.kind)
 
 
 def _from_points(p: Empirical, q: Measure) -> Estimate:
@@ -229,9 +232,7 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
     if not isinstance(q, FromDensity):
         return Estimate.exact(value)
     error = q.expectation_error(torch.zeros_like(q.log_weight), 1.0).expand_as(value)  # log q = log h − G
-    return Estimate(
-        value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), EstimateKind.ESTIMATED
-    )
+    return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), q.kind)
 
 
 def _at_points(q: Measure, p: Empirical) -> Tensor:

@@ -22,7 +22,8 @@ class EstimateKind(Enum):
     """How the value of an `Estimate` was obtained; `str` gives the message."""
 
     EXACT = "exact: a closed form, standard error 0"
-    ESTIMATED = "estimated: the mean of a sample (or a quadrature sum), with its standard error"
+    ESTIMATED = "estimated: the mean of a sample, with its standard error"
+    QUADRATURE = "quadrature: a sum over nodes; its error is blind to a peak between the finest nodes"
     BOUNDED = "bounded: the middle of the deterministic bracket, no sample was drawn"
 
     def __str__(self) -> str:
@@ -34,12 +35,13 @@ class Estimate:
     """A value and how it was obtained; +, −, ×, ÷ take numbers and other estimates, `float` gives the value.
 
     Comparisons compare the values and give tensors of booleans. A format such as ``f"{e:.3f}"`` shows the
-    standard error after an estimated value, and the bracket after one that is only bounded.
+    standard error after an estimated value, the bracket after one that is only bounded, and says so if the
+    value comes from quadrature, whose error does not know of peaks between the nodes.
 
     Standard errors propagate to first order as those of *independent* estimates, so an estimate should not
     meet itself (``e - e`` has a standard error). The bracket is interval arithmetic and holds either way. A
-    result is exact if both sides are, bounded (its value the middle of its bracket) if one is bounded, and
-    estimated otherwise.
+    result is exact if both sides are, bounded (its value the middle of its bracket) if one is bounded,
+    quadrature if one is quadrature, and estimated otherwise.
 
     Args:
         value: ``(...)``.
@@ -123,7 +125,8 @@ class Estimate:
         )
         if self.kind is EstimateKind.BOUNDED:
             return f"{value} in [{lower}, {upper}]"
-        return value if self.kind is EstimateKind.EXACT else f"{value} ± {error}"
+        shown = value if self.kind is EstimateKind.EXACT else f"{value} ± {error}"
+        return f"{shown} (quadrature)" if self.kind is EstimateKind.QUADRATURE else shown
 
     def _compared(self, other: Any, operator: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         if not isinstance(other, Estimate | Tensor | int | float):
@@ -201,13 +204,15 @@ class Estimate:
         lower, upper = stacked.amin(0), stacked.amax(0)
         if EstimateKind.BOUNDED in (self.kind, right.kind):
             return Estimate.bounded(lower, upper)
-        both = self.kind is right.kind is EstimateKind.EXACT
+        kinds = {self.kind, right.kind}
+        sampled = EstimateKind.QUADRATURE if EstimateKind.QUADRATURE in kinds else EstimateKind.ESTIMATED
+        kind = EstimateKind.EXACT if kinds == {EstimateKind.EXACT} else sampled
         by_left, by_right = slopes(self.value, right.value)
         error = torch.hypot(
             _times(by_left, self.standard_error), _times(by_right, right.standard_error)
         ).expand(lower.shape)
         value = combine(self.value, right.value)
-        return Estimate(value, error, lower, upper, EstimateKind.EXACT if both else EstimateKind.ESTIMATED)
+        return Estimate(value, error, lower, upper, kind)
 
 
 def _bracketed(value: Tensor, error: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.checks import check_tensors, unlike_an_event, with_axes
 from exptilt.families.measure import Base, Measure, make
+from exptilt.families.numerics.hull import box_excess
 
 Value = TypeVar("Value")
 
@@ -118,12 +119,16 @@ class ExponentialFamily(Measure):
     def _from_mean(cls, mean: Tensor) -> Self:
         """The member with attainable mean parameter ``(..., K)``, unchecked."""
 
-    @classmethod
-    @abstractmethod
-    def _mean_excess(cls, mean: Tensor) -> Tensor:
-        """``(...)``: how far ``mean (..., K)`` is outside the attainable set; negative inside."""
-
     # A subclass may override these.
+
+    @classmethod
+    def _mean_excess(cls, mean: Tensor) -> Tensor:
+        """``(...)``: how far ``mean (..., K)`` is outside the attainable set; negative inside.
+
+        This default is for families with u(x) = x, whose means fill the box of `_reach`.
+        """
+        low, high, _ = cls._reach or (-math.inf, math.inf, None)
+        return box_excess(mean, low, high)
 
     def _with_natural(self, theta: Tensor) -> Self:
         """The member with natural parameter θ and the same known parameters, unchecked."""
@@ -286,7 +291,7 @@ class ExponentialFamily(Measure):
     def _solved(
         cls, mean: Tensor, excess: Tensor, made: Callable[[Tensor], Self], typical: Callable[[], Self]
     ) -> "Solution[Self]":
-        """`from_mean` by the function `made` from means to members; the `typical` member if there is none."""
+        """Members that `made` finds for the means, and their statuses; `typical` members where there is none."""
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
         usual = mean if all_inside else typical().mean_parameter
@@ -437,6 +442,34 @@ class ExponentialFamily(Measure):
         if mean.shape[-1] == self.natural_parameter.shape[-1]:
             close = close & (self._mean_error(reached, mean) <= max(relative, 256 * precision))
         return judged(eta, close, excess, error.amax(-1))
+
+
+class PositiveFamily(ExponentialFamily):
+    """Base of the families of positive numbers, whose draws have their logarithm as inner form."""
+
+    _differentiable_draws = True
+    _inner_form = ("log x", (1,))
+
+    @abstractmethod
+    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
+        """Log-density at ``x (..., D)``, given its logarithm as well."""
+
+    @abstractmethod
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Logarithms of draws, ``shape + batch + (D,)``."""
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return self._from_inner(self._sample_inner(shape, generator))
+
+    def _from_inner(self, y: Tensor) -> Tensor:
+        limits = torch.finfo(y.dtype)
+        return y.exp().clamp(limits.tiny, limits.max / 4)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        return self._log_density(x, x.log())
+
+    def _log_prob_inner(self, y: Tensor) -> Tensor:
+        return self._log_density(y.exp(), y)
 
 
 def joined(*parts: Tensor) -> Tensor:

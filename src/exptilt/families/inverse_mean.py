@@ -114,19 +114,15 @@ def newton(
     """Damped Newton on a batch: η, codes, residuals, steps, distances.
 
     Each covariance serves two steps (Shamanskii's method: third order for one covariance and two means), and
-    further steps while each gains a factor of eight. A measure of many points gives a rough covariance at
-    first; if its steps together gain less than a factor of four, a better one is computed.
+    further steps while each gains a factor of eight.
     """
     given, target = measure, mean
     measure, mean = measure._centred(mean)
     precision = torch.finfo(mean.dtype).eps
     tolerance = precision**0.75 if tolerance is None else tolerance
     here = Point(torch.zeros_like(mean), *measure._value_and_mean(torch.zeros_like(mean)))
-    covariance, level = measure._covariance_given(*here, 0), 0
+    covariance = measure._covariance(here.eta)
     frame = Frame.of(covariance)
-    if bool(frame.flat.any()):  # a rough covariance cannot prove flatness
-        covariance = measure._covariance(here.eta)
-        frame = Frame.of(covariance)
     spread = unit = frame.spread
     allowed = tolerance * spread + 16 * precision * mean.abs()
     rounding = torch.zeros_like(mean)
@@ -145,6 +141,8 @@ def newton(
         if grows:
             frame, unit = frame.scaled(covariance), covariance.diagonal(dim1=-2, dim2=-1).sqrt()
         if floor is None:
+            tilted = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+            allowed = tolerance * torch.minimum(spread, tilted) + 16 * precision * mean.abs()
             rounding = 4 * precision * matvec(covariance.abs(), here.eta.abs())  # of η, in units of m
             rounding = rounding if grows else torch.minimum(rounding, precision**0.5 * spread)
         local = frame.covariance(covariance)
@@ -155,7 +153,7 @@ def newton(
         if floor is None:
             slope = slope * local.diagonal(dim1=-2, dim2=-1).amin(-1, keepdim=True)
         factor = _factor(local + torch.diag_embed(0.01 * slope.expand_as(mean)))
-        before = last = (here.mean - mean).abs().amax(-1)
+        last = (here.mean - mean).abs().amax(-1)
         turn = 0
         while True:
             move = _solve_factored(factor, frame.pull(measure._step_for(here.mean, mean)))
@@ -183,8 +181,7 @@ def newton(
             stalled = stalled | _separated(mean, here, floor)
         if not bool(moving.any()):
             break
-        level += bool((moving & ((here.mean - mean).abs().amax(-1) > before / 4)).any())
-        covariance = measure._covariance_given(*here, level)
+        covariance = measure._covariance(here.eta)
     eta, residual = here.eta.to(target.dtype), (here.mean - mean).abs()
     if eta.dtype != mean.dtype:  # the answer is rounded: say what the rounded one reaches
         residual = (measure._mean(eta.to(mean.dtype)) - mean).abs()

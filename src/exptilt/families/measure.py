@@ -12,6 +12,9 @@ The statistic t(x) that tilting pairs with η is x itself wherever x is a statis
 Poisson, Wishart, ...). For families whose sufficient statistic does not contain x (Beta, Dirichlet,
 NormalGamma, NormalInverseWishart) t is the whole statistic. η and t(x) are always vectors ``(...,
 D)``; a matrix is laid out by `exptilt._support.linalg.pack`.
+
+Draws that could round to the edge of the support have an inner form: the logarithm of a positive number, the
+Cholesky factor of a matrix. Means over inner draws are right even if x itself has been rounded to the edge.
 """
 
 import dataclasses
@@ -30,7 +33,7 @@ from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.batch import STATIC as STATIC
-from exptilt.families.batch import EventMoments, Fields, InnerDraws
+from exptilt.families.batch import Fields, Law
 from exptilt.families.batch import make as make
 from exptilt.families.checks import one_coordinate, sizes
 from exptilt.families.estimate import Estimate
@@ -45,11 +48,31 @@ class Base(Enum):
     SIMPLEX = "a density on the simplex"
 
 
-class Measure(Fields, EventMoments, InnerDraws):
+class Measure(Fields, Law):
     """Base class of every measure; derives all else from the log-normalizer."""
 
     identity_coordinate: ClassVar[bool] = True
     """Whether t(x) is x itself."""
+
+    _reach: ClassVar[tuple[Any, Any, Any] | None] = None
+    """Least entries, largest entries and total of x, each a number or ``(..., D)``; None: unknown support.
+
+    The total is None unless it is fixed.
+    """
+
+    _decay: ClassVar[float] = 0.0
+    """The power r such that −log p(x) grows as |x|^r, at infinity or (negative) at 0; 0 if slower."""
+
+    @property
+    def _moments(self) -> tuple[float, Tensor] | None:
+        """A sign s and ``t (..., D)``: E|x|^r is infinite if s r ≥ t. None if every power has a mean."""
+        return None
+
+    _differentiable_draws: ClassVar[bool] = False
+    """Whether draws are differentiable in the parameters."""
+
+    _inner_form: ClassVar[tuple[str, tuple[int, ...]] | None] = None
+    """Name of the inner form and the number of event axes of each of its tensors; None if it is x itself."""
 
     # A subclass must define these.
 
@@ -136,10 +159,6 @@ class Measure(Fields, EventMoments, InnerDraws):
     def _value_and_mean(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         return self._log_normalizer(eta), self._mean(eta)
 
-    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """The covariance at η, given G(η) and the mean; may be approximate, better at a higher level."""
-        return self._covariance(eta)
-
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         """``(...)``: how far ``mean (..., D)`` is outside the hull of t, where `where`; None for no hull.
 
@@ -169,12 +188,44 @@ class Measure(Fields, EventMoments, InnerDraws):
         return reached
 
     def _face(self, mean: Tensor, where: Tensor) -> "Measure | None":
-        """The part of the measure on the face of the hull that holds the mean, where `where`; or None."""
+        """The measure on the face of the hull that holds the mean, where `where`; None if it is not known."""
         return None
 
     def _least_log_mass(self) -> Tensor | None:
         """Log of the smallest point mass, ``(...)``; None unless the measure is a finite set of points."""
         return None
+
+    def _event_moments(self) -> tuple[Any, Any]:
+        """E[x] and Var[x], each shaped like one draw."""
+        if not self.identity_coordinate:
+            raise ArgumentError(
+                f"{type(self).__name__}: E[x] has no closed form here. Average `sample` instead."
+            )
+        return self.mean(), self.covariance().diagonal(dim1=-2, dim2=-1)
+
+    def _event_covariance(self) -> Tensor:
+        """Cov[x] ``(..., D, D)`` of a vector x; diagonal (independent coordinates) if t(x) is not x."""
+        return self.covariance() if self.identity_coordinate else torch.diag_embed(self._event_moments()[1])
+
+    def _sample_scored(self, count: int, generator: torch.Generator | None) -> tuple[Any, Tensor]:
+        """Inner draws ``(count,) + batch`` for a mean over them, and the `score` of `Estimate.sampled`."""
+        y = self._sample_inner((count,), generator)
+        if self._differentiable_draws:
+            return y, torch.zeros(count, *self.batch_shape, dtype=self.dtype, device=self.device)
+        y = pytree.tree_map(torch.detach, y)
+        return y, self._log_prob_inner(y)
+
+    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
+        """Draws in the inner form."""
+        return self._sample(shape, generator)
+
+    def _from_inner(self, y: Any) -> Any:
+        """The x nearest to a draw in the inner form."""
+        return y
+
+    def _log_prob_inner(self, y: Any) -> Tensor:
+        """Log-density of x at a draw in the inner form."""
+        return self.log_prob(y)
 
     # Common to all measures.
 
@@ -247,8 +298,8 @@ class Measure(Fields, EventMoments, InnerDraws):
 
         Args:
             mean: ``(..., D)``, wanted mean of t.
-            tolerance: on the residual, in standard deviations of h (closed forms: relative to the mean);
-                default by the dtype's precision.
+            tolerance: on the residual, in standard deviations of h, or of the tilted density if that is
+                narrower (closed forms: relative to the mean); default by the dtype's precision.
             max_steps: of Newton's method, where no closed form exists.
 
         Returns:

@@ -94,7 +94,8 @@ class _Problem:
         offset = self.x[:, None, None] - mean
         none = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
         variance = torch.einsum("nsk,nskd->skd", weight, offset**2)
-        narrow = (variance <= _FLAT**2 * self.x.var(0)).any(-1)
+        rounding = (8 * torch.finfo(mean.dtype).eps * self.x.abs().amax(0)) ** 2
+        narrow = (variance <= _FLAT**2 * self.x.var(0) + rounding).any(-1)
         if issubclass(self.family, DiagonalGaussian):
             return make(self.family, mean_vector=mean, variance=variance), narrow, none
         covariance = torch.einsum("nsk,nskd,nske->skde", weight, offset, offset)

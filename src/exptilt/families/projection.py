@@ -162,7 +162,16 @@ def _statistic_of_points(
         entries("project", "points", points.expand(*valid.shape, points.shape[-1]), valid, wanted)
         points, weight = torch.where(inside.unsqueeze(-1), points, 0.5), torch.where(inside, weight, 0.0)
     statistic = family._statistic(points) if member is None else member._coordinate(points)
+    _check_tails(measure, statistic)
     return (weight.unsqueeze(-1) * statistic).sum(-2)
+
+
+def _check_tails(measure: Measure | StudentT, values: Tensor) -> None:
+    """Raise where the mean of ``values (N, K)`` at the nodes of a quadrature may not exist."""
+    if isinstance(measure, FromDensity):
+        beyond = torch.stack([measure.beyond(column) for column in values.unbind(-1)], -1)
+        wanted = "one that converges: its terms do not fall towards the last nodes"
+        entries("project", "expected statistic", beyond, beyond.isfinite(), wanted)
 
 
 def _check(name: str, measure: object, family: type[ExponentialFamily]) -> None:
@@ -187,6 +196,7 @@ def _about_the_mean(measure: Measure | StudentT, family: type[Family]) -> Family
         return None
     if isinstance(parts, Measure) and parts.identity_coordinate:
         mean, covariance = measure.mean(), measure.covariance()  # type: ignore[union-attr]
+        _check_tails(measure, getattr(measure, "points", mean) ** 2)
     else:
         mean, covariance = measure._event_moments()[0], measure._event_covariance()
         kind = type(parts).__name__

@@ -41,7 +41,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _with_all_patterns(method: _Method) -> _Method:
-    """The method, which now raises unless all patterns of the memory are on this process."""
+    """Make a method raise unless all patterns of the memory are on this process."""
 
     @wraps(method)
     def checked(self: "Hopfield", *arguments: Any, **keywords: Any) -> Any:
@@ -309,8 +309,7 @@ class Hopfield:
         """A new memory with more patterns after the present ones, which are neither copied nor read.
 
         Args:
-            patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array. They are copied, unless
-                they outnumber the present ones.
+            patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array, as for the constructor.
             values: ``(..., n, Dv)`` or one ``(..., Dv)``, if the memory holds values.
         """
         x, v = (None if x is None else as_tensor("patterns", x) for x in (patterns, values))

@@ -357,7 +357,7 @@ class HopfieldLayer(nn.Module):
             return x.unsqueeze(-3).expand(*x.shape[:-2], self.heads, *x.shape[-2:])
         for projection in used:
             x = projection(x)
-        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(-2, -3)
+        return x.reshape(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(-2, -3)
 
     def _inputs(
         self, state: Tensor, memory: Tensor, mask: Tensor | None, association_mask: Tensor | None
@@ -365,6 +365,8 @@ class HopfieldLayer(nn.Module):
         """Queries ``(..., H, Q, d)``, keys ``(..., H, N, d)``, and the mask ``(..., 1, Q, N)`` or None."""
         state, memory = self._checked("state", state, 0), self._checked("memory", memory, 1)
         N, seen = memory.shape[-2], None
+        if not N:
+            raise ArgumentError("HopfieldLayer: memory holds no patterns. Pass at least one.")
         for name, given, least in (("mask", mask, 1), ("association_mask", association_mask, 2)):
             if given is None:
                 continue

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_LEAST_BLOCK = 256  # appended patterns up to this number are copied with every addition
 _PART_NUMBERS = 1 << 23  # numbers in a converted copy of a part of the patterns: 32 MiB of float32
-_TILE_CELLS = (
-    1 << 20
-)  # scores held at once; temporaries of this size stand beside them: 4 MiB each in float32
-_LEAST_ROOM = 256  # rows that the first appended pattern makes room for
+_TILE_CELLS = 1 << 20  # scores held at once; temporaries of this size stand beside them
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -79,14 +77,6 @@ def _measure(patterns: Tensor, similarity: Similarity) -> Tensor:
     return torch.cat([_measure(part, similarity) for part in patterns.split(length, -2)], -1)
 
 
-@dataclass
-class Room:
-    """Tensors ``(..., rows, *)`` that blocks grow into; rows from `used` on are free."""
-
-    tensors: tuple[Tensor, ...]
-    used: int = 0
-
-
 @dataclass(frozen=True, eq=False)
 class Block:
     """Some patterns of a memory.
@@ -95,13 +85,11 @@ class Block:
         patterns: ``(..., n, D)``.
         measure: ``(..., n)``, their squared norms; for cosine the norms.
         values: ``(..., n, Dv)``, their values, or None.
-        room: the `Room` that the block lies in, if it can grow.
     """
 
     patterns: Tensor
     measure: Tensor
     values: Tensor | None = None
-    room: Room | None = None
     versions: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,7 +117,7 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """Shapes but for N, dtypes and device, in words: what blocks of one memory have in common."""
+        """Shapes without N, dtypes and device as text: the same for all blocks of one memory."""
         held = [("patterns", self.patterns), *([] if self.values is None else [("values", self.values)])]
         shapes = [", ".join(map(str, (*x.shape[:-2], "N", x.shape[-1]))) for _, x in held]
         named = zip(held, shapes, strict=True)
@@ -147,26 +135,19 @@ class Block:
 
 
 def extended(blocks: tuple[Block, ...], new: Block) -> tuple[Block, ...]:
-    """The blocks, not copied, followed by the new patterns, copied into free rows.
+    """The blocks, followed by the new patterns; the first block is never copied.
 
-    Rooms double in size, so that many small additions make few blocks. New patterns that outnumber the old
-    ones, or that need derivatives, are not copied.
+    Later blocks that are small, or no larger than the new one, are joined with it: few blocks are made.
     """
-    rows = (new.patterns, new.measure[..., None], *([] if new.values is None else [new.values]))
-    tracked = not is_concrete(*rows) or any(x.requires_grad for x in rows)
-    if tracked or new.count >= sum(block.count for block in blocks):
-        return (*blocks, new)
-    room, start = blocks[-1].room, blocks[-1].count
-    if room is None or room.used != start or start + new.count > room.tensors[0].shape[-2]:
-        grown = sum(block.count for block in blocks if block.room is not None)
-        length, start = max(_LEAST_ROOM, new.count, 2 * grown), 0
-        room = Room(tuple(x.new_empty(*x.shape[:-2], length, x.shape[-1]) for x in rows))
-    room.used = start + new.count
-    for held, part in zip(room.tensors, rows, strict=True):
-        held.data[..., start : room.used, :] = part  # `.data`: no row changes that another block holds
-    x, measure, *values = (held[..., : room.used, :] for held in room.tensors)
-    block = Block(x, measure[..., 0], values[0] if values else None, room)
-    return (*(blocks[:-1] if start else blocks), block)
+    while len(blocks) > 1 and blocks[-1].count <= max(_LEAST_BLOCK, new.count):
+        last, blocks = blocks[-1], blocks[:-1]
+        values = None if last.values is None or new.values is None else (last.values, new.values)
+        new = Block(
+            torch.cat([last.patterns, new.patterns], -2),
+            torch.cat([last.measure, new.measure], -1),
+            None if values is None else torch.cat(values, -2),
+        )
+    return (*blocks, new)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Read(NamedTuple):
 
 
 class Separation(ABC):
-    """A separation, one line of the table above."""
+    """Base of the separations in the table above."""
 
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         """The average of the keys (or values) under their weights, and the potential.

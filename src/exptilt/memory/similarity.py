@@ -24,7 +24,7 @@ from exptilt._support.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Similarity:
-    """A similarity, one line of the table above.
+    """One of the three similarities in the table above.
 
     Args:
         name: dot, cosine or euclidean.

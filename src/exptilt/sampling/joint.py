@@ -234,6 +234,11 @@ class Joint:
         for name, h in self.sites.items():
             if name in keep:
                 continue
-            x = h.tilt((strength * self._tilt(name, t)).expand(t[name].shape)).sample(generator=generator)
-            finite("Joint: is there a joint law? The draws of", **{name: x})
+            eta = (strength * self._tilt(name, t)).expand(t[name].shape)
+            x = h.tilt(eta).sample(generator=generator) if bool(eta.isfinite().all()) else eta
+            if not bool(x.isfinite().all()):
+                raise ArgumentError(
+                    f"Joint: the draws of {name!r} are not finite: the sites push each other to infinity, so "
+                    "there is no joint law. Pass weaker couplings."
+                )
             state[name], t[name] = x, h._coordinate(x)

@@ -190,3 +190,11 @@ def test_from_torch_finds_the_family() -> None:
 def test_bad_weights(weight: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         f.Mixture(weight, f.Poisson(torch.ones(3, 2, 1, dtype=F64)))
+
+
+def test_distribution_function_is_the_average() -> None:
+    h = f.Mixture(torch.tensor([0.0, 1.0]), f.Gamma(torch.tensor([[1.0], [4.0]]), torch.ones(2, 1)))
+    x = torch.tensor([[0.5], [3.0]])
+    weight = h.log_probability.exp()
+    parts = torch.stack([part.cdf(x) for part in h.components], -1)
+    torch.testing.assert_close(h.cdf(x), (weight * parts).sum(-1))

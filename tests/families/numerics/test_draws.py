@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 
 from exptilt import families as f
-from exptilt.families.numerics.draws import poisson, shares, standard_gamma, standard_normal
+from exptilt.families.numerics.draws import poisson, standard_gamma, standard_normal
 
 F64 = torch.float64
 
@@ -185,11 +185,11 @@ def test_small_parameters_go_to_the_corners() -> None:
 @pytest.mark.parametrize(("a", "b"), [(0.07, 0.2), (0.3, 2.0), (2.0, 0.6)])
 def test_shares_are_beta_distributed(a: float, b: float) -> None:
     """On both sides of where the logarithms are drawn."""
-    x = shares(torch.tensor([a, b], dtype=F64).expand(20000, 2), generator(8))
+    x = f.Dirichlet(torch.tensor([a, b], dtype=F64)).sample(20000, generator=generator(8))
     torch.testing.assert_close(x.sum(-1), torch.ones(20000, dtype=F64))
     assert scipy.stats.kstest(x[:, 0].numpy(), scipy.stats.beta(a, b).cdf).pvalue > 1e-3
     alpha = torch.tensor([a, b], dtype=F64, requires_grad=True)
-    drawn = shares(alpha.expand(20000, 2), generator(9))[:, 0]
+    drawn = f.Dirichlet(alpha).sample(20000, generator=generator(9))[:, 0]
     (slope,) = torch.autograd.grad(drawn.mean(), alpha)  # of a / (a + b), within the spread of 20000 draws
     torch.testing.assert_close(slope, torch.tensor([b, -a], dtype=F64) / (a + b) ** 2, rtol=0.1, atol=0.02)
 

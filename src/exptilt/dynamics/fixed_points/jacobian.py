@@ -96,7 +96,7 @@ def _backwards(output: Tensor, leaf: Tensor, vectors: Tensor) -> Tensor:
 
 
 class Resolvent:
-    """S = (I − J)⁻¹ and Sᵀ at a fixed point, by linear solves; `strict` makes one that fails an error."""
+    """S = (I − J)⁻¹ and Sᵀ at a fixed point, by linear solves; with `strict`, a solve that fails raises."""
 
     def __init__(self, jacobian: Jacobian, tolerance: float, *, strict: bool) -> None:
         self.jacobian, self.tolerance, self.strict = jacobian, tolerance, strict

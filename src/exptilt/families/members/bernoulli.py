@@ -15,7 +15,6 @@ from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
-from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +53,6 @@ class BernoulliProduct(ExponentialFamily):
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         return make(cls, logit=mean.log() - torch.log1p(-mean))
-
-    @classmethod
-    def _mean_excess(cls, mean: Tensor) -> Tensor:
-        return box_excess(mean, 0.0, 1.0)
 
     def _log_partition(self) -> Tensor:
         return softplus(self.logit).sum(-1)

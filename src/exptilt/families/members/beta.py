@@ -15,7 +15,7 @@ from exptilt.families.measure import make
 from exptilt.families.members.dirichlet import dirichlet_entropy, dirichlet_kl, dirichlet_mean_error
 from exptilt.families.numerics.deviance import deviance
 from exptilt.families.numerics.distribution_functions import by_scipy
-from exptilt.families.numerics.draws import log_standard_gamma, shares
+from exptilt.families.numerics.draws import log_standard_gamma
 from exptilt.families.numerics.gamma_functions import (
     HALF_LOG_2PI,
     dirichlet_mean,
@@ -101,9 +101,7 @@ class Beta(ExponentialFamily):
         return torch.cat([x.log(), torch.log1p(-x)], -1)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        both = self._both()
-        drawn = shares(both.expand(*shape, *both.shape), generator)[..., 0]
-        return drawn.clamp(torch.finfo(self.dtype).tiny, 1 - torch.finfo(self.dtype).eps / 2)
+        return self._from_inner(self._sample_inner(shape, generator))
 
     def _sample_inner(
         self, shape: tuple[int, ...], generator: torch.Generator | None
@@ -150,6 +148,10 @@ class Beta(ExponentialFamily):
         return torch.cat(
             [top, torch.cat([shared, torch.diag_embed(torch.polygamma(1, beta)) + shared], -1)], -2
         )
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return -1.0, self.alpha
 
     def _mode(self) -> Tensor:
         """(α − 1)/(α + β − 2) if α, β ≥ 1, the end of largest density if one is below 1; NaN if both are."""

@@ -19,7 +19,6 @@ from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.members.multinomial import Multinomial
 from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
-from exptilt.families.numerics.hull import box_excess
 from exptilt.families.numerics.log_factorial import nodes
 
 
@@ -74,9 +73,6 @@ class Binomial(KnownParameter):
         """A member with so many trials that its support holds every exact count of this dtype."""
         most = torch.full_like(like, 2 / torch.finfo(like.dtype).eps)
         return make(cls, total=most, logit=torch.zeros_like(like))
-
-    def _outside(self, mean: Tensor) -> Tensor:
-        return box_excess(mean, 0.0, self.total)
 
     def _log_partition(self) -> Tensor:
         return (self.total * softplus(self.logit)).sum(-1)

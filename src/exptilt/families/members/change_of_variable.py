@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from exptilt._support.linalg import dot
-from exptilt.families.family import ExponentialFamily
+from exptilt.families.family import ExponentialFamily, PositiveFamily
 from exptilt.families.measure import make
-from exptilt.families.numerics.draws import LOG
 
 
-class ChangeOfVariable(ExponentialFamily):
+class ChangeOfVariable(PositiveFamily):
     """Base of the families of positive x for which y = f(x) belongs to another family."""
 
     of: ClassVar[type[ExponentialFamily]]
@@ -30,8 +29,6 @@ class ChangeOfVariable(ExponentialFamily):
     """The constant c, one number for each of the two parts of u."""
 
     _statistic_size = staticmethod(lambda d: 2 * d)
-    _differentiable_draws = True
-    _inner_form = LOG
     _reach = (0.0, math.inf, None)
     identity_coordinate = False
 
@@ -39,15 +36,6 @@ class ChangeOfVariable(ExponentialFamily):
     @abstractmethod
     def _forward(x: Tensor) -> Tensor:
         """y = f(x)."""
-
-    @staticmethod
-    @abstractmethod
-    def _backward(y: Tensor) -> Tensor:
-        """The x with f(x) = y."""
-
-    @abstractmethod
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        """Log-density of x from log x."""
 
     def _image(self) -> ExponentialFamily:
         """The law of y, whose fields are those of x in the same order."""
@@ -100,25 +88,9 @@ class ChangeOfVariable(ExponentialFamily):
         y = self._forward(torch.where(x > 0, x, 1.0))
         return ((x > 0) & x.isfinite() & y.isfinite()).all(-1)
 
-    def _log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of ``x (..., D)``: that of f(x) plus the log-Jacobian."""
-        statistic = self._statistic(x)
-        return self._image()._log_prob(self._forward(x)) + dot(statistic, self._constant(statistic))
-
     def _entropy(self) -> Tensor:
         """Entropy of f(x) minus the expected log-Jacobian."""
         return self._image()._entropy() - dot(self.mean_parameter, self._constant(self.mean_parameter))
 
     def _kl(self, other: Self) -> Tensor:
         return self._image()._kl(other._image())
-
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Positive draws, ``shape + batch + (D,)``, differentiable in both parameters."""
-        return self._within_limits(self._backward(self._image()._sample(shape, generator)))
-
-    def _from_inner(self, y: Tensor) -> Tensor:
-        return self._within_limits(y.exp())
-
-    def _within_limits(self, x: Tensor) -> Tensor:
-        limits = torch.finfo(self.dtype)
-        return x.clamp(limits.tiny, limits.max / 4)

@@ -36,6 +36,7 @@ class DiagonalGaussian(ExponentialFamily):
     variance: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "variance": 1}
     _reach = (-math.inf, math.inf, None)
+    _decay = 2.0
     _differentiable_draws = True
     _tilts_everywhere = True
     _positive = ("variance",)

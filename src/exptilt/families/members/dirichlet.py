@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
-from exptilt.families.family import ExponentialFamily
+from exptilt.families.family import PositiveFamily
 from exptilt.families.measure import Base, make
 from exptilt.families.numerics.deviance import gamma_kl, gamma_log_density, not_negative
-from exptilt.families.numerics.draws import LOG, log_standard_gamma, shares
+from exptilt.families.numerics.draws import log_standard_gamma
 from exptilt.families.numerics.gamma_functions import (
     dirichlet_mean,
     gamma_entropy,
@@ -58,7 +58,7 @@ def dirichlet_mean_error(reached: Tensor, mean: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Dirichlet(ExponentialFamily):
+class Dirichlet(PositiveFamily):
     """Distribution of a probability vector.
 
     Args:
@@ -72,8 +72,6 @@ class Dirichlet(ExponentialFamily):
     concentration: Tensor
     event_dims: ClassVar = {"concentration": 1}
     base = Base.SIMPLEX
-    _differentiable_draws = True
-    _inner_form = LOG
     identity_coordinate = False
     _positive = ("concentration",)
     _least_length = 2
@@ -116,25 +114,15 @@ class Dirichlet(ExponentialFamily):
     def _statistic(cls, x: Tensor) -> Tensor:
         return x.log()
 
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        alpha = self.concentration.expand(*shape, *self.concentration.shape)
-        return shares(alpha, generator).clamp_min(torch.finfo(self.dtype).tiny)
-
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         alpha = self.concentration.expand(*shape, *self.concentration.shape)
         return torch.log_softmax(log_standard_gamma(alpha, generator), -1)
 
-    def _from_inner(self, y: Tensor) -> Tensor:
-        return y.exp().clamp_min(torch.finfo(self.dtype).tiny)
-
-    def _log_prob(self, x: Tensor) -> Tensor:
-        return self._log_prob_inner(x.log())
-
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        """Log-density at e^y: that of independent gammas at τe^y minus that of their sum at τ = Σα."""
+    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
+        """Log-density of independent gammas at τx minus that of their sum at τ = Σα."""
         total = self.concentration.sum(-1, keepdim=True)
         log_total = total.log()
-        each = gamma_log_density(self.concentration, total * y.exp(), log_total + y) - y
+        each = gamma_log_density(self.concentration, total * x, log_total + log_x) - log_x
         return each.sum(-1) - gamma_log_density(total, total, log_total).squeeze(-1)
 
     def _support(self, x: Tensor) -> Tensor:

@@ -126,20 +126,6 @@ class Points(Measure):
             total = total + offset.mT @ offset
         return total
 
-    def _covariance_given(self, eta: Tensor, value: Tensor, mean: Tensor, level: int) -> Tensor:
-        """Covariance of some points drawn evenly from the tilted measure: enough for a Newton step."""
-        count = self.points.shape[-2]
-        part = max(4096, 256 * self.dimension) * 4**level  # relative error 1/8, at the next level 1/16
-        if 2 * part > count or eta.numel() > self.dimension or self.points[..., 0].numel() > count:
-            return self._covariance(eta)
-        score = self.points.reshape(count, -1) @ eta.reshape(-1) + self.log_weight.reshape(-1)
-        cumulative = torch.softmax(score, 0).cumsum(0)
-        even = (torch.arange(part, dtype=self.dtype, device=self.device) + 0.5) / part * cumulative[-1]
-        drawn = self.points.reshape(count, -1)[torch.searchsorted(cumulative, even).clamp_max(count - 1)]
-        offset = drawn - drawn.mean(0)
-        rough: Tensor = (offset.mT @ offset / part).expand(*eta.shape, self.dimension)
-        return rough
-
     def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
         query, key, weight, back = self._streamed(eta)
         return back(

@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.checks import entries
-from exptilt.families.family import ExponentialFamily
+from exptilt.families.family import PositiveFamily
 from exptilt.families.measure import make
 from exptilt.families.members.gamma import Gamma
 from exptilt.families.numerics.deviance import log_excess
-from exptilt.families.numerics.draws import LOG
-from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)
-class Exponential(ExponentialFamily):
+class Exponential(PositiveFamily):
     """D independent exponential variables.
 
     Args:
@@ -36,8 +34,7 @@ class Exponential(ExponentialFamily):
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
     _reach = (0.0, math.inf, None)
-    _differentiable_draws = True
-    _inner_form = LOG
+    _decay = 1.0
     _positive = ("rate",)
     _twin = (distributions.Exponential, {"rate": "rate"})
 
@@ -63,10 +60,6 @@ class Exponential(ExponentialFamily):
     def _from_mean(cls, mean: Tensor) -> Self:
         return make(cls, rate=1 / mean)
 
-    @classmethod
-    def _mean_excess(cls, mean: Tensor) -> Tensor:
-        return box_excess(mean, 0.0, math.inf)
-
     def _log_partition(self) -> Tensor:
         return -self.rate.log().sum(-1)
 
@@ -78,11 +71,8 @@ class Exponential(ExponentialFamily):
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         return self._as_gamma()._sample_inner(shape, generator)
 
-    def _from_inner(self, y: Tensor) -> Tensor:
-        return y.exp()
-
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return self._log_prob(y.exp())
+    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
+        return (self.rate.log() - self.rate * x).sum(-1)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
         return self._as_gamma()._log_normalizer(eta)
@@ -104,6 +94,10 @@ class Exponential(ExponentialFamily):
 
     def _step_for(self, reached: Tensor, wanted: Tensor) -> Tensor:
         return self._as_gamma()._step_for(reached, wanted)
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return -1.0, torch.ones_like(self.rate)
 
     def _mode(self) -> Tensor:
         return torch.zeros_like(self.rate)

@@ -12,7 +12,8 @@ method. For quadrature it is the larger of the changes of G when every second no
 nodes are added, plus the mass beyond the last node of each axis, extrapolated from the last two nodes. It is
 infinite, that is unknown, if the integrand does not fall there, if fewer than three nodes hold the mass, or
 if finer nodes change G much more than leaving nodes out does: a peak that the nodes miss. A peak that even
-the finer nodes miss is invisible to any rule.
+the finer nodes miss is invisible to any rule; `resolution` says how narrow it must be, and every `Estimate`
+made by quadrature says that it is one.
 """
 
 import dataclasses
@@ -121,9 +122,9 @@ class FromDensity(Points):
     ) -> Self:
         """The measure by the double-exponential rule in one or two dimensions.
 
-        A peak narrower than about a ten-thousandth of `scale` (a hundredth in two dimensions) may lie between
-        all nodes that are looked at. Then G lacks its mass, and no error estimate can tell: if there may be
-        such a peak, pass its place and width as `center` and `scale`, or bounds around it.
+        A peak narrower than `resolution` may lie between all nodes that are looked at. Then G lacks its mass,
+        and no error estimate can tell: if there may be such a peak, pass its place and width as `center` and
+        `scale`, or bounds around it.
 
         Args:
             log_density: ``(..., D)`` to ``(...)``.
@@ -227,9 +228,33 @@ class FromDensity(Points):
         return (max(low for low, _ in bounds), min(high for _, high in bounds), None) if bounds else None
 
     @property
+    def kind(self) -> EstimateKind:
+        """How expectations are obtained: by quadrature, or as means of draws."""
+        return EstimateKind.QUADRATURE if self.axes else EstimateKind.ESTIMATED
+
+    @property
     def method(self) -> Literal["quadrature", "monte carlo"]:
         """How the integral is taken."""
         return "quadrature" if self.axes else "monte carlo"
+
+    @property
+    def resolution(self) -> Tensor:
+        """Width of the narrowest peak that quadrature is sure to see where the mass is, ``(..., D)``.
+
+        It is the largest distance between neighbouring finer nodes over the part of each axis that holds all
+        but a millionth of the mass. NaN for Monte Carlo.
+        """
+        if not self.axes:
+            return torch.full_like(self.shift, torch.nan)
+        grid = self._by_axis(torch.softmax(self.log_weight, -1))
+        found = []
+        for place, axis in enumerate(self.axes):
+            share = grid if len(self.axes) == 1 else grid.sum(-1 - (place == 0))
+            below = share.cumsum(-1)
+            held = (below > 5e-7) & (below - share < 1 - 5e-7)
+            gap = axis.place(axis.places())[1].exp() * axis.step / _FINER[len(self.axes)]
+            found.append(torch.where(held, gap.to(share), 0.0).amax(-1))
+        return torch.stack(found, -1)
 
     @property
     def atoms(self) -> Empirical:
@@ -250,10 +275,8 @@ class FromDensity(Points):
         score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight
         if not self.axes:
             return _delta_error(torch.softmax(score, -1), torch.zeros_like(score), 1.0)
-        grid = score.unflatten(-1, tuple(axis.nodes for axis in self.axes))
-        half = grid[..., ::2] if len(self.axes) == 1 else grid[..., ::2, ::2]
-        total = torch.logsumexp(score, -1)
-        coarse = torch.logsumexp(half.flatten(-len(self.axes)), -1) + len(self.axes) * math.log(2)
+        grid, total = self._by_axis(score), torch.logsumexp(score, -1)
+        coarse = torch.logsumexp(self._halved(score), -1) + len(self.axes) * math.log(2)
         less, more = (total - coarse).abs(), (total - self._finer(eta + self.shift)).abs()
         seen = more <= 8 * less + 64 * torch.finfo(self.dtype).eps * (1 + total.abs())
         error = torch.where(seen, torch.maximum(less, more), torch.inf)
@@ -285,7 +308,7 @@ class FromDensity(Points):
         return self.log_density(x) + dot(x, self.shift) - torch.logsumexp(self.log_weight, -1)
 
     def entropy(self) -> Estimate:
-        """−E log p = E[−log h] + G by the same nodes or draws; for quadrature the error is that of G.
+        """−E log p = E[−log h] + G by the same nodes or draws.
 
         Returns:
             An `Estimate` of shape ``(...)``, in nats.
@@ -296,9 +319,7 @@ class FromDensity(Points):
         total = torch.logsumexp(self.log_weight, -1)
         value = dot(weight, surprise) + total
         infinite = torch.full_like(value, torch.inf)
-        return Estimate(
-            value, self.expectation_error(surprise, 1.0), -infinite, infinite, EstimateKind.ESTIMATED
-        )
+        return Estimate(value, self.expectation_error(surprise, 1.0), -infinite, infinite, self.kind)
 
     def expectation_error(self, values: Tensor, share: float) -> Tensor:
         """Estimated error of Σ_i p_i values_i + share · G(0), with p the normalised weights.
@@ -310,9 +331,42 @@ class FromDensity(Points):
         Returns:
             ``(...)``.
         """
+        weight = torch.softmax(self.log_weight, -1)
         if not self.axes:
-            return _delta_error(torch.softmax(self.log_weight, -1), values, share)
-        return self.log_normalizer_error(torch.zeros_like(self.shift))
+            return _delta_error(weight, values, share)
+        mean = dot(weight, values)
+        half, seen = self._halved(weight), self._halved(values)
+        change = (mean - dot(half, seen) / half.sum(-1)).abs()
+        error = self.log_normalizer_error(torch.zeros_like(self.shift)) * (mean.abs() + abs(share))
+        beyond = self.beyond(values)
+        return error + change + torch.where(beyond > 0, beyond * dot(weight, values.abs()), 0.0)
+
+    def beyond(self, values: Tensor) -> Tensor:
+        """Estimated Σ_i p_i |values_i| beyond the last nodes, as a part of the sum over the nodes.
+
+        Args:
+            values: ``(..., N)``, values of a function at the points.
+
+        Returns:
+            ``(...)``, infinite where the terms do not fall, so that the expectation may not exist; 0 for
+            Monte Carlo.
+        """
+        terms = torch.softmax(self.log_weight, -1) * values.abs()
+        share = terms / terms.sum(-1, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
+        total = torch.zeros_like(share[..., 0])
+        grid = self._by_axis(share)
+        for place in range(len(self.axes)):
+            total = total + _beyond((grid if len(self.axes) == 1 else grid.sum(-1 - (place == 0))).log())
+        return total
+
+    def _by_axis(self, values: Tensor) -> Tensor:
+        """Values ``(..., N)`` as a grid, one axis of nodes for each dimension."""
+        return values.unflatten(-1, tuple(axis.nodes for axis in self.axes)) if self.axes else values
+
+    def _halved(self, values: Tensor) -> Tensor:
+        """Values ``(..., N)`` at every second node of each axis, ``(..., N')``."""
+        grid = self._by_axis(values)
+        return (grid[..., ::2] if len(self.axes) == 1 else grid[..., ::2, ::2]).flatten(-len(self.axes))
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws: a node by weight, then uniform within its cell in t; for Monte Carlo one of the points."""
@@ -366,9 +420,16 @@ def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _axis_error(log_share: Tensor) -> Tensor:
-    """Error of the log of a sum from the mass beyond both ends of an axis with log-shares ``(..., nodes)``.
+    """Error of the log of a sum from the mass beyond the ends of an axis with log-shares ``(..., nodes)``."""
+    # On fewer than three nodes the integral of a Gaussian may be wrong by 1 %, unseen by leaving out nodes.
+    held = 1 / (2 * log_share).exp().sum(-1)
+    return torch.where(held < 3, torch.inf, torch.log1p(_beyond(log_share)))
 
-    If the last share is s and shares fall by the ratio r from node to node, the mass beyond is s r / (1 − r).
+
+def _beyond(log_share: Tensor) -> Tensor:
+    """The part of a sum that lies beyond both ends of an axis with log-shares ``(..., nodes)``.
+
+    If the last share is s and shares fall by the ratio r from node to node, the part beyond is s r / (1 − r).
     A share below rounding counts as 0.
     """
     precision = torch.finfo(log_share.dtype).eps
@@ -377,9 +438,7 @@ def _axis_error(log_share: Tensor) -> Tensor:
         ratio = (last - before).exp()
         rest = torch.where(ratio < 1, last.exp() * ratio / (1 - ratio), torch.inf)
         beyond = beyond + torch.where(last > math.log(precision), rest, 0.0)
-    # On fewer than three nodes the integral of a Gaussian may be wrong by 1 %, unseen by leaving out nodes.
-    held = 1 / (2 * log_share).exp().sum(-1)
-    return torch.where(held < 3, torch.inf, torch.log1p(beyond))
+    return beyond
 
 
 def _delta_error(weight: Tensor, values: Tensor, share: float) -> Tensor:

@@ -15,17 +15,17 @@ from torch import Tensor, distributions
 
 from exptilt._support.checks import entries
 from exptilt._support.linalg import total
-from exptilt.families.family import ExponentialFamily
+from exptilt.families.family import PositiveFamily
 from exptilt.families.measure import make
 from exptilt.families.numerics.deviance import gamma_kl, gamma_log_density
 from exptilt.families.numerics.distribution_functions import by_scipy, incomplete_gamma
-from exptilt.families.numerics.draws import LOG, log_standard_gamma, standard_gamma
+from exptilt.families.numerics.draws import log_standard_gamma
 from exptilt.families.numerics.gamma_functions import gamma_entropy, invert_digamma_gap
 from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)
-class Gamma(ExponentialFamily):
+class Gamma(PositiveFamily):
     """D independent Gamma variables.
 
     Args:
@@ -42,8 +42,7 @@ class Gamma(ExponentialFamily):
     event_dims: ClassVar = {"shape": 1, "rate": 1}
     _reach = (0.0, math.inf, None)
     _open_ends = True
-    _differentiable_draws = True
-    _inner_form = LOG
+    _decay = 1.0
     _positive = ("shape", "rate")
     _statistic_size = staticmethod(lambda d: 2 * d)
     _twin = (distributions.Gamma, {"shape": "concentration", "rate": "rate"})
@@ -86,27 +85,13 @@ class Gamma(ExponentialFamily):
     def _statistic(cls, x: Tensor) -> Tensor:
         return torch.cat([x, x.log()], -1)
 
-    def _log_prob(self, x: Tensor) -> Tensor:
-        return self._log_density(x, x.log())
-
     def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
         value = gamma_log_density(self.shape, self.rate * x, log_x + self.rate.log())
         return (value - log_x).sum(-1)
 
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
-        drawn = standard_gamma(a, generator) / self.rate
-        return drawn.clamp_min(torch.finfo(self.dtype).tiny)  # division by a large rate may underflow
-
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         a = self.shape.expand(*shape, *self.batch_shape, self.dimension)
         return log_standard_gamma(a, generator) - self.rate.log()
-
-    def _from_inner(self, y: Tensor) -> Tensor:
-        return y.exp().clamp_min(torch.finfo(self.dtype).tiny)
-
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return self._log_density(y.exp(), y)
 
     def _kl(self, other: Self) -> Tensor:
         change, log_rate = (other.rate - self.rate) / self.rate, other.rate.log() - self.rate.log()
@@ -138,6 +123,10 @@ class Gamma(ExponentialFamily):
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
         return box_excess(mean, 0.0, math.inf)
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return -1.0, self.shape
 
     def _mode(self) -> Tensor:
         return (self.shape - 1).clamp_min(0) / self.rate

@@ -61,6 +61,7 @@ class Gaussian(ExponentialFamily):
     covariance_matrix: Tensor
     event_dims: ClassVar = {"mean_vector": 1, "covariance_matrix": 2}
     _reach = (-math.inf, math.inf, None)
+    _decay = 2.0
     _differentiable_draws = True
     _tilts_everywhere = True
     _twin = (

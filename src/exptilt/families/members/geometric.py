@@ -18,7 +18,6 @@ from exptilt.families.measure import Base, make
 from exptilt.families.members.negative_binomial import NegativeBinomial
 from exptilt.families.numerics.deviance import softplus
 from exptilt.families.numerics.distribution_functions import least_count
-from exptilt.families.numerics.hull import box_excess
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +59,6 @@ class Geometric(ExponentialFamily):
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         return make(cls, logit=-mean.log())
-
-    @classmethod
-    def _mean_excess(cls, mean: Tensor) -> Tensor:
-        return box_excess(mean, 0.0, math.inf)
 
     def _log_partition(self) -> Tensor:
         """−log p, summed."""

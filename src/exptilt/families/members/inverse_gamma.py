@@ -7,7 +7,7 @@ Sufficient statistic u(x) = (1/x, −log x), natural parameter θ = (−b, a + 1
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, distributions
@@ -37,21 +37,18 @@ class InverseGamma(ChangeOfVariable):
     _twin = (distributions.InverseGamma, {"shape": "concentration", "scale": "rate"})
     of = Gamma
     jacobian = (0.0, 2.0)
+    _decay = -1.0
 
     @staticmethod
     def _forward(x: Tensor) -> Tensor:
         return 1 / x
 
-    @staticmethod
-    def _backward(y: Tensor) -> Tensor:
-        return 1 / y
-
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         drawn: Tensor = -self._image()._sample_inner(shape, generator)
         return drawn
 
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return self._image()._log_prob_inner(-y) - 2 * y.sum(-1)
+    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
+        return cast(Gamma, self._image())._log_density(1 / x, -log_x) - 2 * log_x.sum(-1)
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         """b/(a − 1) and b²/((a − 1)²(a − 2)); infinite for a up to 1 and up to 2."""
@@ -59,6 +56,10 @@ class InverseGamma(ChangeOfVariable):
         mean = torch.where(a > 1, b / (a - 1), torch.inf)
         variance = torch.where(a > 2, (b / (a - 1)) ** 2 / (a - 2), torch.inf)
         return mean, torch.where(a > 1, variance, torch.nan)
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return 1.0, self.shape
 
     def _mode(self) -> Tensor:
         return self.scale / (self.shape + 1)

@@ -59,6 +59,7 @@ class InverseWishart(WithDegrees):
     _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     _event_ranks = (2,)
     _inner_form = ("C with CC' = X⁻¹, log|X|", (2, 0))
+    _decay = -1.0
 
     @property
     def natural_parameter(self) -> Tensor:
@@ -76,6 +77,10 @@ class InverseWishart(WithDegrees):
         """E log|X|, from the Cholesky factor of Ψ."""
         shift = self.size * math.log(2) + multivariate_digamma(self.degrees / 2, self.size)
         return log_determinant(factor) - shift
+
+    @property
+    def _moments(self) -> tuple[float, Tensor]:
+        return 1.0, (self.degrees - self.size + 1).unsqueeze(-1) / 2
 
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:

@@ -5,7 +5,7 @@ on the known parameter. So θ or a mean alone does not determine a member; `from
 `log_partition` take the known parameter as well. The whole statistic is x.
 """
 
-from abc import abstractmethod
+import math
 from typing import ClassVar, Self
 
 import torch
@@ -15,6 +15,7 @@ from exptilt._support.checks import finite
 from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.numerics.hull import box_excess
 
 
 class KnownParameter(ExponentialFamily):
@@ -27,13 +28,10 @@ class KnownParameter(ExponentialFamily):
     _mean_says_known: ClassVar[bool] = False
     """Whether a mean determines the known parameter."""
 
-    # A subclass must define these.
-
-    @abstractmethod
     def _outside(self, mean: Tensor) -> Tensor:
         """``(...)``: how far ``mean (..., K)`` is outside the means of members with this known parameter."""
-
-    # Common to all families with a known parameter.
+        low, high, _ = self._reach or (-math.inf, math.inf, None)
+        return box_excess(mean, low, high)
 
     @classmethod
     def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:

@@ -37,6 +37,7 @@ class Laplace(KnownParameter):
     event_dims: ClassVar = {"location": 1, "scale": 1}
     _reach = (-math.inf, math.inf, None)
     known_field = "location"
+    _decay = 1.0
     identity_coordinate = False
     _differentiable_draws = True
     _positive = ("scale",)

@@ -41,16 +41,12 @@ class LogNormal(ChangeOfVariable):
     def _forward(x: Tensor) -> Tensor:
         return x.log()
 
-    @staticmethod
-    def _backward(y: Tensor) -> Tensor:
-        return y.exp()
-
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         drawn: Tensor = self._image()._sample(shape, generator)
         return drawn
 
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return self._image()._log_prob(y) - y.sum(-1)
+    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
+        return self._image()._log_prob(log_x) - log_x.sum(-1)
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
         """e^{μ + σ²/2} and (e^{σ²} − 1) e^{2μ + σ²}."""

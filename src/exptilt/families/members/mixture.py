@@ -50,6 +50,18 @@ class AnyMixture(Measure):
         return self.components._reach
 
     @property
+    def _decay(self) -> float:  # type: ignore[override]
+        return self.components._decay
+
+    @property
+    def _moments(self) -> tuple[float, Tensor] | None:
+        found = self._own_components()._moments
+        if found is None:
+            return None
+        present = (self.log_weight > -torch.inf).unsqueeze(-1)
+        return found[0], torch.where(present, found[1], torch.inf).amin(-2)
+
+    @property
     def event_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each tensor that makes up one x, as in the components."""
         return self.components.event_shapes
@@ -100,6 +112,9 @@ class AnyMixture(Measure):
 
     def _log_prob(self, x: Any) -> Tensor:
         return torch.logsumexp(self.log_probability + self.component_log_prob(x), -1)
+
+    def _cdf(self, x: Tensor) -> Tensor:
+        return (self.log_probability.exp().unsqueeze(-1) * self.components._cdf(x.unsqueeze(-2))).sum(-2)
 
     def _from_inner(self, y: Any) -> Any:
         return self.components._from_inner(y)
@@ -275,8 +290,9 @@ class Mixture(AnyMixture):
 
     @classmethod
     def _from_torch(cls, other: Any) -> Self:
-        direct = ExponentialFamily.__subclasses__()
-        for family in [*direct, *(cls for base in direct for cls in base.__subclasses__())]:
+        families = ExponentialFamily.__subclasses__()
+        for family in families:
+            families += family.__subclasses__()
             try:
                 parts = family.from_torch(other.component_distribution)
             except ArgumentError:

@@ -73,7 +73,7 @@ class Multinomial(KnownParameter):
 
     @classmethod
     def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None and asked == "from_mean":
+        if known is None and asked in ("from_mean", "fit_mixture"):
             known = vector.sum(-1).round().clamp_min(1)
         return super()._some(known, vector, asked)
 
@@ -126,7 +126,7 @@ class Multinomial(KnownParameter):
     def _to_torch(self) -> distributions.Multinomial:
         """The same law in `torch.distributions`; an error unless the whole batch has one total."""
         if not is_concrete(self.total) or bool((self.total != self.total.flatten()[0]).any()):
-            got = self.total.tolist() if is_concrete(self.total) else "a total that cannot be looked at"
+            got = self.total.tolist() if is_concrete(self.total) else "a total whose value cannot be read"
             raise ArgumentError(
                 f"torch.distributions.Multinomial has one total for all of a batch; got {got}."
             )

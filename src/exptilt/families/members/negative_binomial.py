@@ -21,7 +21,6 @@ from exptilt.families.numerics.deviance import coin_gap, coin_kl, deviance, soft
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
 from exptilt.families.numerics.draws import poisson, standard_gamma
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
-from exptilt.families.numerics.hull import box_excess
 from exptilt.families.numerics.log_factorial import expected_log_ratio
 
 
@@ -63,9 +62,6 @@ class NegativeBinomial(KnownParameter):
 
     def _with_mean(self, mean: Tensor) -> Self:
         return make(type(self), failures=self.failures, logit=mean.log() - self.failures.log())
-
-    def _outside(self, mean: Tensor) -> Tensor:
-        return box_excess(mean, 0.0, math.inf)
 
     def _log_partition(self) -> Tensor:
         """−Σ_d r log(1 − p)."""

@@ -20,7 +20,6 @@ from exptilt.families.numerics.deviance import deviance, deviance_of
 from exptilt.families.numerics.distribution_functions import by_scipy, incomplete_gamma, least_count
 from exptilt.families.numerics.draws import poisson
 from exptilt.families.numerics.gamma_functions import HALF_LOG_2PI, remainder
-from exptilt.families.numerics.hull import box_excess
 
 _MANY = 64.0  # the entropy's series with five terms is used from this rate on, where it is right to 1e-10
 _TERMS = 220  # number of counts in the sum below rate 64, where P(x >= 220) < 1e-50
@@ -64,10 +63,6 @@ class Poisson(ExponentialFamily):
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         return make(cls, rate=mean)
-
-    @classmethod
-    def _mean_excess(cls, mean: Tensor) -> Tensor:
-        return box_excess(mean, 0.0, math.inf)
 
     def _log_partition(self) -> Tensor:
         return self.rate.sum(-1)

@@ -127,6 +127,11 @@ class WithDegrees(ExponentialFamily):
         """D, the size of the matrices."""
         return self.scale.shape[-1]
 
+    @property
+    def scale_tril(self) -> Tensor:
+        """The Cholesky factor of the scale: lower triangular, ``(..., D, D)``."""
+        return factorize(self.scale)
+
     @classmethod
     def _typical(cls, like: Tensor) -> Self:
         zero = unpack(torch.zeros_like(like[..., :-1]))
@@ -159,6 +164,7 @@ class Wishart(WithDegrees):
     _statistic_size = staticmethod(lambda d: packed_size(d) + 1)
     _event_ranks = (2,)
     _inner_form = ("Cholesky factor of X, log of its diagonal", (2, 1))
+    _decay = 1.0
 
     @property
     def dimension(self) -> int:
@@ -259,9 +265,8 @@ class Wishart(WithDegrees):
         return indefiniteness(unpack(mean))
 
     @property
-    def scale_tril(self) -> Tensor:
-        """The lower triangular L with V = LL', ``(..., D, D)``."""
-        return factorize(self.scale)
+    def _moments(self) -> tuple[float, Tensor]:
+        return -1.0, (self.degrees - self.size + 1).unsqueeze(-1) / 2
 
     def _mode(self) -> Tensor:
         """(ν − D − 1) V; NaN for ν below D + 1."""

@@ -13,9 +13,6 @@ from torch import Tensor
 from exptilt._support import transforms
 from exptilt._support.transforms import is_concrete
 
-LOG = ("log x", (1,))
-"""The inner form of positive draws: their logarithm."""
-
 # Least shapes whose draws underflow with a probability below 1e-19.
 _SAFE = {torch.float64: 0.1, torch.float32: 0.5}
 _LARGE = 2.0**50  # above this rate a count is drawn as a rounded normal, almost the same law in float64
@@ -42,14 +39,6 @@ def log_standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tens
         return standard_gamma(shape, generator).log()
     uniform = torch.rand(shape.shape, dtype=shape.dtype, device=shape.device, generator=generator)
     return standard_gamma(shape + 1, generator).log() + torch.log1p(-uniform) / shape
-
-
-def shares(shape: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Dirichlet draws along the last axis, differentiable in the shape: Gamma(shape, 1) over their sum."""
-    if _safe(shape):
-        x = standard_gamma(shape, generator)
-        return x / x.sum(-1, keepdim=True)
-    return torch.softmax(log_standard_gamma(shape, generator), -1)
 
 
 def _safe(shape: Tensor) -> bool:

@@ -316,7 +316,7 @@ class RestrictedBoltzmann:
         else:
             low, high = self.levels
             fine = (visible == low) | (visible == high)
-            wanted = f"is none that '{self.visible}' units take. Pass values {low:g} and {high:g} only"
+            wanted = f"has a value that '{self.visible}' units do not take. Pass {low:g} and {high:g} only"
         if not bool(fine.all()):
             raise ArgumentError(f"RestrictedBoltzmann: a visible unit {wanted}.")
 
