@@ -40,26 +40,29 @@
 
 EXPTILT_FRAME(Smoothing, SMOOTHER_FIELDS)
 
-INLINE int rauch_room(int n) { return 6 * n * n + law_size(n); }
+INLINE int rauch_room(int n) { return 4 * n * n + n + law_size(n); }
 
 // Writes the law at `source` given that of the next step, at `later`, to which `way` leads. `scratch`
-// (`rauch_room`) is left with J'.
+// (`rauch_room`) is left with J' and P̂ J'.
 template <class Number, class N>
 INLINE void rauch(N n, const Number* way, const Number* source, const double* later,
                   Number* __restrict target, Number* __restrict scratch) {
   const int nn = n * n;
-  const Number* const Q = way + nn + n;
-  Number *gain = scratch, *FP = gain + nn, *noise = FP + nn, *joint = noise + nn, *gap = joint + 2 * nn;
-  Number* const ahead = gap + nn;
-  predict(n, way, source, ahead, FP);
-  copy(nn, FP, gain);
-  for (int i = 0; i < n; ++i) gap[i] = ahead[n + i * n + i];
-  factor(n, ahead + n, gap, ROUNDING * n, INFINITE);
-  solve(n, n, ahead + n, gain);
+  Number *gain = scratch, *cross = gain + nn, *Y = cross + nn, *gap = Y + nn, *ahead = gap + n;
+  Number* const S = ahead + n;
+  predict(n, way, source, ahead, Y);
+  for (int i = 0; i < n; ++i) gap[i] = S[i * n + i];
+  factor(n, S, gap, ROUNDING * n, INFINITE);
+  solve_lower(n, n, S, Y);
+  copy(nn, Y, gain);
+  scale_rows(n, n, S, gain);
+  multiply<-1, true>(n, n, n, view<Number>(Y, 1, n), gain, source + n, target + n);
+  solve_upper(n, n, S, gain);
   for (int i = 0; i < n; ++i) gap[i] = Number(later[i]) - ahead[i];
-  for (int i = 0; i < nn; ++i) noise[i] = Number(later[n + i]) + Q[i];
-  multiply<1>(Fixed<1>{}, n, n, view(gap, 0), gain, source, target);
-  joseph(n, n, way, noise, gain, FP, source + n, target + n, joint);
+  multiply<1>(Fixed<1>{}, n, n, view<Number>(gap, 0), gain, source, target);
+  multiply<1>(n, n, n, view(later + n, n), gain, NOTHING<Number>, cross);
+  multiply<1, true>(n, n, n, view<Number>(gain, 1, n), cross, static_cast<const Number*>(target + n), target + n);
+  mirror(n, target + n);
 }
 
 template <class Number> class Smoother {
@@ -190,16 +193,15 @@ template <class Number> class Smoother {
 
   // Adds a pair of modes to the sums for EM: the earlier state x at `part`, the later x', the way between.
   //
-  // Cov(x', x) = P̂ J', Cov(r, x) = Cov(x', x) − W P, and Var r = P' − W Cov(x, x') − Cov(r, x) W'. J' is
+  // Cov(x', x) = P̂ J', Cov(r, x) = Cov(x', x) − W P, and Var r = P' − W Cov(x, x') − Cov(r, x) W'. P̂ J' is
   // where `rauch` left it.
   void add_pair(Number chance, const Number* way, const Number* part, const double* later, int64_t row,
                 Number* sums) {
     const int q = this->q, z = n + q;
     const Number *W = way, *c = way + nn, *turned = way + 2 * nn + n, *x = part, *P = part + n;
     const double* const known = f.regressors + row * q;
-    Number *gain = scratch, *cross = gain + nn, *cross_r = cross + nn, *rest = cross_r + nn, *r = rest + nn;
+    Number *cross = scratch + nn, *cross_r = cross + nn, *rest = cross_r + nn, *r = rest + nn;
     Number *zz = sums + 1, *rz = zz + z * z, *rr = rz + n * z;
-    multiply<1>(n, n, n, view(later + n, n), gain, NOTHING<Number>, cross);
     times<-1>(n, n, n, view(W, n), P, cross, cross_r);
     multiply<-1>(n, n, n, view(cross_r, n), turned, later + n, rest);
     for (int i = 0; i < n; ++i) {

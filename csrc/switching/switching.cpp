@@ -105,7 +105,7 @@ template <class Number_> struct Gaussian {
   }
 };
 
-bool lanes_pay(int64_t M, int64_t n) { return n <= 6 || M > 1; }
+bool lanes_pay(int64_t M, int64_t n) { return n <= (M == 1 ? 6 : 12); }
 
 // As a pass over series needs it.
 template <class Number> struct OfSeries : Gaussian<Number> {
