@@ -102,6 +102,8 @@ ONCE void panel(int begin, int end, int inner, int columns, View<double> A, cons
   int j = begin;
   const auto left = [&] { return (end - j + 3) / 4; };
   for (; left() >= wide && left() != 4; j += 4 * wide) some(Fixed<wide>{}, j);
+  if constexpr (wide > 3)
+    for (; left() >= 3 && left() != 4; j += 12) some(Fixed<3>{}, j);
   for (; left() >= 2; j += 8) some(Fixed<2>{}, j);
   if (j < end) some(Fixed<1>{}, j);
 }

@@ -1,8 +1,8 @@
 // Filters of linear Gaussian modes: the law that switching.hpp runs over, for series and for online steps.
 //
 // The moves of gaussian.hpp are compiled for the sizes that are most in use, where loops are unrolled, and
-// once for all others; which to call is looked up once a kernel. One mode alone would leave three lanes of
-// four empty: where states are many, it is faster as one law of plain numbers, four columns at a time.
+// once for all others; which to call is looked up once a kernel. Few modes leave lanes empty: where states are
+// many, their laws are faster one by one, as plain numbers, four columns at a time.
 #include "switching/series.hpp"
 
 namespace {
@@ -105,7 +105,11 @@ template <class Number_> struct Gaussian {
   }
 };
 
-bool lanes_pay(int64_t M, int64_t n) { return n <= (M == 1 ? 6 : 12); }
+// Whether four modes at once are faster than four columns of one: with few states, or with hardly an empty lane.
+bool lanes_pay(int64_t M, int64_t n) {
+  const bool full = M % 4 == 0 || M > 6;
+  return n <= (M == 1 ? 6 : M == 2 ? 12 : 24) || full;
+}
 
 // As a pass over series needs it.
 template <class Number> struct OfSeries : Gaussian<Number> {
