@@ -30,7 +30,7 @@
 #include <utility>
 
 #include "switching/moves.hpp"
-#include "switching/series.hpp"
+#include "switching/recurrent.hpp"
 
 #define SMOOTHER_FIELDS(whole, real, place)                                                                \
   place(const Series, run) whole(chunks) whole(next) whole(known) /* q */                                  \
@@ -82,12 +82,12 @@ template <class Number> class Smoother {
       : f(f), run(*f.run), rauch_by(rauch_by), collapse_by(collapse_by), M(int(run.modes)),
         n(int(run.states)), law(law_size(n)), nn(n * n), move(move_size(n)), q(int(f.known)),
         size(1 + (n + q) * (n + q) + n * (n + q) + nn),
-        at(M, n, int(run.outputs), run.maps != nullptr, room), groups(at.groups) {
+        at(M, n, int(run.outputs), run.maps != nullptr, room), groups(at.groups), tilting(run, room) {
     const std::pair<double**, int> plain[] = {
         {&state, M * law}, {&log_mode, M}, {&hat, M * law}, {&hat_mode, M}};
     const std::pair<Number**, int> wide[] = {
         {&ways, L == 1 && !at.mapped ? 0 : M * (at.mapped ? groups : 1) * move},
-        {&filtered, groups * law}, {&fresh, groups * law}, {&parts, M * law}, {&score, M},
+        {&filtered, groups * law}, {&one, law}, {&fresh, groups * law}, {&parts, M * law}, {&score, M},
         {&weight, M * groups}, {&pair, M * groups}, {&mass, groups}, {&share, M},
         {&scratch, rauch_room(n)}, {&added, f.sums ? M * size : 0}};
     for (const auto& [place, count] : plain) *place = room.take(count);
@@ -123,6 +123,10 @@ template <class Number> class Smoother {
       }
       load(series, t, t == length - 1);
       law_before(run, series, t, state, log_mode);
+      if (run.recurrence) {
+        tilting.tilt(NOW(run, transition, series, t), state);
+        at.take_scores(tilting.log_chance);
+      }
       step(row);
     }
     copy(M, hat_mode, f.initial_probability + series * M);
@@ -185,7 +189,13 @@ template <class Number> class Smoother {
         const Number* const way = ways + (at.mapped ? g * M + k : k) * move;
         Number* const target = parts + count * law;
         share[count++] = pair[k * groups + g] / sum;
-        rauch_by(n, way, filtered + g * law, hat + k * law, target, scratch);
+        const Number* source = filtered + g * law;
+        if (run.recurrence) {  // a law for each pair
+          const int modes = M - g * L < L ? M - g * L : L;
+          spread(modes, law, tilting.laws + (g * L * M + k) * law, M * law, one, 0);
+          source = one;
+        }
+        rauch_by(n, way, source, hat + k * law, target, scratch);
         if (f.sums) add_pair(pair[k * groups + g], way, target, hat + k * law, row, added + k * size);
       }
       if (count > 0) collapse_by(n, count, share, parts, fresh + g * law);
@@ -243,10 +253,12 @@ template <class Number> class Smoother {
   Room room;
   Matrices<Number> at;
   const int groups;
+  Tilting tilting;
   double *state, *log_mode;      // filtered laws before a step, mode by mode
   double *hat, *hat_mode;        // smoothed laws and mode probabilities after it
   Number* ways;                  // moves to each later mode
   Number *filtered, *fresh;      // laws by group: filtered, and smoothed
+  Number* one;                   // tilted laws of a group
   Number* parts;                 // laws of a group by later mode
   Number *score, *weight;        // of mixing; weight [j · groups + g], later modes in lanes
   Number *pair, *mass, *share;   // pair [k · groups + g], its sum over k, and its shares for one group
