@@ -53,82 +53,99 @@ template <class Number, class N> INLINE void mirror(N n, Number* P) {
     for (int j = 0; j < i; ++j) P[j * n + i] = P[i * n + j];
 }
 
-// Writes `blocks` stretches of rows i to i + `rows` − 1 of C ± A B from column j on: each one number, or four
-// plain ones at once.
-template <int sign, class Stretch, int rows, int blocks, class Number, class Inner, class Left, class Right,
-          class Start>
+// Writes `blocks` numbers of each of `rows` rows of C ± A B, from row i and column j on.
+template <int sign, int rows, int blocks, class Number, class Inner, class Left, class Right, class Start>
 INLINE void multiply_some(int i, int j, Inner inner, int columns, View<Left> A, const Right* B,
                           const Start* C, Number* out) {
-  constexpr int wide = LANES<Stretch> / LANES<Number>;
-  const auto get = [](const auto* p) {
-    if constexpr (wide > 1)
-      return Stretch::load(p);
-    else
-      return Stretch(*p);
-  };
-  Stretch sum[rows][blocks];
+  Number sum[rows][blocks];
   for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < blocks; ++c)
-      sum[r][c] = C ? get(C + (i + r) * columns + j + c * wide) : Stretch(0.0);
-  for (int k = 0; k < inner; ++k) {
-    Stretch b[blocks];
-    for (int c = 0; c < blocks; ++c) b[c] = get(B + k * columns + j + c * wide);
+    for (int c = 0; c < blocks; ++c) sum[r][c] = C ? Number(C[(i + r) * columns + j + c]) : Number(0.0);
+  for (int k = 0; k < inner; ++k)
     for (int r = 0; r < rows; ++r) {
-      const Stretch a = Stretch(A.at[(i + r) * A.row + k * A.column]);
-      for (int c = 0; c < blocks; ++c) sum[r][c] = sign > 0 ? sum[r][c] + a * b[c] : sum[r][c] - a * b[c];
+      const Number a = Number(A.at[(i + r) * A.row + k * A.column]);
+      for (int c = 0; c < blocks; ++c) {
+        const Number b = Number(B[k * columns + j + c]);
+        sum[r][c] = sign > 0 ? sum[r][c] + a * b : sum[r][c] - a * b;
+      }
     }
-  }
   for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < blocks; ++c)
-      if constexpr (wide > 1)
-        sum[r][c].store(out + (i + r) * columns + j + c * wide);
-      else
-        out[(i + r) * columns + j + c] = sum[r][c];
+    for (int c = 0; c < blocks; ++c) out[(i + r) * columns + j + c] = sum[r][c];
 }
 
-// Writes C ± A B, or ± A B where C is null. B, C and the result lie row by row; with `lower`, only the lower
-// triangle is needed. Rows of plain numbers are worked on four columns at a time; where sizes are not known
-// to the compiler, several sums are made at once, as each has to wait for itself.
+// Writes columns `begin` to `end` − 1 of the first `rows` rows of C ± A B, all plain numbers, four columns at
+// a time. Columns beyond `end` are read (Room has space for it), but not written.
+template <int sign, int rows>
+ONCE void panel(int begin, int end, int inner, int columns, View<double> A, const double* B, const double* C,
+                double* out) {
+  const auto some = [&](auto blocks, int j) {
+    Four sum[rows][blocks];
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < blocks; ++c) sum[r][c] = C ? Four::load(C + r * columns + j + 4 * c) : Four(0.0);
+    for (int k = 0; k < inner; ++k) {
+      Four b[blocks];
+      for (int c = 0; c < blocks; ++c) b[c] = Four::load(B + k * columns + j + 4 * c);
+      for (int r = 0; r < rows; ++r) {
+        const Four a = A.at[r * A.row + k * A.column];
+        for (int c = 0; c < blocks; ++c) sum[r][c] = sign > 0 ? sum[r][c] + a * b[c] : sum[r][c] - a * b[c];
+      }
+    }
+    const bool whole = j + 4 * blocks <= end;
+    for (int r = 0; r < rows; ++r) {
+      double* const place = out + r * columns + j;
+      for (int c = 0; c < blocks - 1; ++c) sum[r][c].store(place + 4 * c);
+      whole ? sum[r][blocks - 1].store(place + 4 * (blocks - 1))
+            : sum[r][blocks - 1].store_some(place + 4 * (blocks - 1), end - j - 4 * (blocks - 1));
+    }
+  };
+  // A sum has to wait for itself: eight or more at once keep the processor busy.
+  constexpr int wide = rows == 4 ? 3 : 6;
+  int j = begin;
+  const auto left = [&] { return (end - j + 3) / 4; };
+  for (; left() >= wide && left() != 4; j += 4 * wide) some(Fixed<wide>{}, j);
+  if constexpr (wide > 3)
+    for (; left() >= 3 && left() != 4; j += 12) some(Fixed<3>{}, j);
+  for (; left() >= 2; j += 8) some(Fixed<2>{}, j);
+  if (j < end) some(Fixed<1>{}, j);
+}
+
+// Writes C ± A B, or ± A B where C is null; C may be the result. B, C and the result lie row by row; with
+// `lower`, only the lower triangle is needed. Where sizes are not known to the compiler, several rows and
+// columns are worked on at once.
 template <int sign, bool lower = false, class Number, class Rows, class Inner, class Columns, class Left,
           class Right, class Start>
 INLINE void multiply(Rows rows, Inner inner, Columns columns, View<Left> A, const Right* B, const Start* C,
                      Number* out) {
-  constexpr bool known = !std::is_same_v<Columns, int>, plain = LANES<Number> == 1;
+  constexpr bool known = !std::is_same_v<Columns, int>;
   int i = 0;
+  if constexpr (!known && LANES<Number> == 1) {
+    const auto some = [&](auto count) {
+      for (; i + count <= rows; i += count) {
+        const int end = lower && i + count < columns ? i + count : int(columns);
+        panel<sign, count>(0, end, inner, columns, view<double>(A.at + i * A.row, A.row, A.column), B,
+                           C ? C + i * columns : C, out + i * columns);
+      }
+    };
+    some(Fixed<4>{});
+    some(Fixed<1>{});
+    return;
+  }
   if constexpr (!known)
     for (; i + 4 <= rows; i += 4) {  // four rows share what is read of B
       const int end = lower ? i + 4 : int(columns);
       int j = 0;
-      if constexpr (plain)
-        for (; j < end && j + 8 <= columns; j += 8)
-          multiply_some<sign, Four, 4, 2>(i, j, inner, columns, A, B, C, out);
-      if constexpr (plain)
-        for (; j < end && j + 4 <= columns; j += 4)
-          multiply_some<sign, Four, 4, 1>(i, j, inner, columns, A, B, C, out);
-      else
-        for (; j < end && j + 2 <= columns; j += 2)
-          multiply_some<sign, Number, 4, 2>(i, j, inner, columns, A, B, C, out);
-      for (; j < end; ++j) multiply_some<sign, Number, 4, 1>(i, j, inner, columns, A, B, C, out);
+      for (; j < end && j + 2 <= columns; j += 2) multiply_some<sign, 4, 2>(i, j, inner, columns, A, B, C, out);
+      for (; j < end; ++j) multiply_some<sign, 4, 1>(i, j, inner, columns, A, B, C, out);
     }
   for (; i < rows; ++i) {
     const int end = lower ? i + 1 : int(columns);
     int j = 0;
-    if constexpr (plain) {
-      if constexpr (!known)
-        for (; j + 16 < end && j + 32 <= columns; j += 32)
-          multiply_some<sign, Four, 1, 8>(i, j, inner, columns, A, B, C, out);
-      if constexpr (!known)
-        for (; j + 4 < end && j + 8 <= columns; j += 8)
-          multiply_some<sign, Four, 1, 2>(i, j, inner, columns, A, B, C, out);
-      for (; j < end && j + 4 <= columns; j += 4)
-        multiply_some<sign, Four, 1, 1>(i, j, inner, columns, A, B, C, out);
-    } else if constexpr (!known) {
+    if constexpr (!known) {
       for (; j + 4 < end && j + 8 <= columns; j += 8)
-        multiply_some<sign, Number, 1, 8>(i, j, inner, columns, A, B, C, out);
+        multiply_some<sign, 1, 8>(i, j, inner, columns, A, B, C, out);
       for (; j + 2 < end && j + 4 <= columns; j += 4)
-        multiply_some<sign, Number, 1, 4>(i, j, inner, columns, A, B, C, out);
+        multiply_some<sign, 1, 4>(i, j, inner, columns, A, B, C, out);
     }
-    for (; j < end; ++j) multiply_some<sign, Number, 1, 1>(i, j, inner, columns, A, B, C, out);
+    for (; j < end; ++j) multiply_some<sign, 1, 1>(i, j, inner, columns, A, B, C, out);
   }
 }
 template <class Number> constexpr const Number* NOTHING = nullptr;
@@ -159,10 +176,19 @@ template <class Number, class M>
 INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double otherwise) {
   Number log_determinant = 0.0, product = 1.0;
   constexpr bool known = !std::is_same_v<M, int>, plain = LANES<Number> == 1;
-  if constexpr (!known) mirror(m, S);
-  for (int a = 0; a < m; ++a) {
-    Number* const row = S + a * m;
-    if constexpr (known) {
+  const auto pivot = [&](int a) {
+    Number& place = S[a * m + a];
+    const Number s = between(place, size[a] * cutoff, otherwise);
+    place = Number(1.0) / s;
+    product = product * s;
+    if (a + 1 < m && !inside(product, 1e-150, 1e150)) {  // one logarithm for many pivots
+      log_determinant = log_determinant + logarithm(product);
+      product = 1.0;
+    }
+  };
+  if constexpr (known) {
+    for (int a = 0; a < m; ++a) {
+      Number* const row = S + a * m;
       for (int b = 0; b < a; ++b) {
         Number s = row[b];
         for (int k = 0; k < b; ++k) s = s - row[k] * S[b * m + k];
@@ -173,59 +199,89 @@ INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double o
         row[a] = row[a] - row[k] * scaled;
         row[k] = scaled;
       }
-    } else {  // D L' above the diagonal: its row a is a product with the rows before it
-      const auto some = [&](auto blocks, auto stretch, int j) {
-        multiply_some<-1, decltype(stretch), 1, blocks>(0, j, a, m, view<Number>(row, 0), S, row, row);
-      };
-      int j = a;
-      if constexpr (plain) {
-        for (; j + 16 <= m; j += 16) some(Fixed<4>{}, Four{}, j);
-        for (; j + 4 <= m; j += 4) some(Fixed<1>{}, Four{}, j);
-      } else {
-        for (; j + 4 <= m; j += 4) some(Fixed<4>{}, Number{}, j);
-      }
-      for (; j < m; ++j) some(Fixed<1>{}, Number{}, j);
+      pivot(a);
     }
-    const Number s = between(row[a], size[a] * cutoff, otherwise);
-    row[a] = Number(1.0) / s;
-    if constexpr (!known)
-      for (int b = a + 1; b < m; ++b) S[b * m + a] = row[b] * row[a];
-    product = product * s;
-    if (a + 1 < m && !inside(product, 1e-150, 1e150)) {  // one logarithm for many pivots
-      log_determinant = log_determinant + logarithm(product);
-      product = 1.0;
+    return log_determinant + logarithm(product);
+  }
+  // D L' comes above the diagonal, block by block of rows, each a product with the rows before it.
+  constexpr int most = plain ? 4 : 1;
+  mirror(m, S);
+  for (int first = 0, rows; first < m; first += rows) {
+    rows = first + most <= m ? most : 1;
+    Number* const block = S + first * m;
+    if constexpr (plain) {
+      const View<double> left = view<double>(block, m);
+      rows == 4 ? panel<-1, 4>(first, m, first, m, left, S, block, block)
+                : panel<-1, 1>(first, m, first, m, left, S, block, block);
+    } else {
+      int j = first;
+      for (; j + 4 <= m; j += 4)
+        multiply_some<-1, 1, 4>(0, j, first, m, view<Number>(block, 0), S, block, block);
+      for (; j < m; ++j) multiply_some<-1, 1, 1>(0, j, first, m, view<Number>(block, 0), S, block, block);
     }
+    for (int a = first; a < first + rows; ++a) {
+      Number* const row = S + a * m;
+      if constexpr (plain)
+        if (a > first) panel<-1, 1>(a, m, a - first, m, view<double>(row + first, 0), block, row, row);
+      pivot(a);
+      for (int b = a + 1; b < first + rows; ++b) S[b * m + a] = row[b] * row[a];
+    }
+    for (int b = first + rows; b < m; ++b)
+      for (int a = first; a < first + rows; ++a) S[b * m + a] = S[a * m + b] * S[a * m + a];
   }
   return log_determinant + logarithm(product);
 }
 
-// Overwrites the matrix X (m, columns) with S⁻¹ X, S as `factor` left it. Where sizes are not known to the
-// compiler, each row is a product of matrices.
+// Overwrites the matrix X (m, columns) with L⁻¹ X, S as `factor` left it.
 template <class Number, class M, class Columns>
-INLINE void solve(M m, Columns columns, const Number* S, Number* X) {
-  if constexpr (std::is_same_v<Columns, int>) {
-    for (int a = 1; a < m; ++a) {
-      Number* const row = X + a * columns;
-      multiply<-1>(Fixed<1>{}, a, columns, view(S + a * m, 0), X, static_cast<const Number*>(row), row);
-    }
-    for (int a = m - 1; a >= 0; --a) {
-      Number* const row = X + a * columns;
-      for (int i = 0; i < columns; ++i) row[i] = row[i] * S[a * m + a];
-      multiply<-1>(Fixed<1>{}, m - 1 - a, columns, view(S + (a + 1) * m + a, 0, m), row + columns,
+INLINE void solve_lower(M m, Columns columns, const Number* S, Number* X) {
+  constexpr int most = !std::is_same_v<Columns, int> ? 1 : 4;
+  for (int first = 0, rows; first < m; first += rows) {
+    rows = first + most <= m ? most : 1;
+    Number* const block = X + first * columns;
+    const auto take = [&](auto count) {
+      multiply<-1>(count, first, columns, view(S + first * m, m), X, static_cast<const Number*>(block), block);
+    };
+    rows == most ? take(Fixed<most>{}) : take(Fixed<1>{});
+    for (int a = 1; a < rows; ++a) {
+      Number* const row = block + a * columns;
+      multiply<-1>(Fixed<1>{}, a, columns, view(S + (first + a) * m + first, 0), block,
                    static_cast<const Number*>(row), row);
     }
-    return;
   }
-  for (int a = 1; a < m; ++a)
-    for (int b = 0; b < a; ++b)
-      for (int i = 0; i < columns; ++i)
-        X[a * columns + i] = X[a * columns + i] - S[a * m + b] * X[b * columns + i];
-  for (int a = m - 1; a >= 0; --a)
-    for (int i = 0; i < columns; ++i) {
-      Number s = X[a * columns + i] * S[a * m + a];
-      for (int b = a + 1; b < m; ++b) s = s - S[b * m + a] * X[b * columns + i];
-      X[a * columns + i] = s;
+}
+// The same with L'⁻¹ X.
+template <class Number, class M, class Columns>
+INLINE void solve_upper(M m, Columns columns, const Number* S, Number* X) {
+  constexpr int most = !std::is_same_v<Columns, int> ? 1 : 4;
+  for (int end = m, rows; end > 0; end -= rows) {
+    rows = end >= most ? most : 1;
+    const int first = end - rows;
+    Number* const block = X + first * columns;
+    const auto take = [&](auto count) {
+      multiply<-1>(count, m - end, columns, view(S + end * m + first, 1, m), X + end * columns,
+                   static_cast<const Number*>(block), block);
+    };
+    rows == most ? take(Fixed<most>{}) : take(Fixed<1>{});
+    for (int a = rows - 2; a >= 0; --a) {
+      Number* const row = block + a * columns;
+      multiply<-1>(Fixed<1>{}, rows - 1 - a, columns, view(S + (first + a + 1) * m + first + a, 0, m),
+                   row + columns, static_cast<const Number*>(row), row);
     }
+  }
+}
+// The same with D⁻¹ X.
+template <class Number, class M, class Columns>
+INLINE void scale_rows(M m, Columns columns, const Number* S, Number* X) {
+  for (int a = 0; a < m; ++a)
+    for (int i = 0; i < columns; ++i) X[a * columns + i] = X[a * columns + i] * S[a * m + a];
+}
+// The same with S⁻¹ X.
+template <class Number, class M, class Columns>
+INLINE void solve(M m, Columns columns, const Number* S, Number* X) {
+  solve_lower(m, columns, S, X);
+  scale_rows(m, columns, S, X);
+  solve_upper(m, columns, S, X);
 }
 
 // Writes (I − K H) P (I − K H)' + K R K' from K' and H P; `scratch` holds n·m + n·n numbers.

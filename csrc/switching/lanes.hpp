@@ -55,6 +55,13 @@ struct Four {
   INLINE void store(double* p) const {
     for (int k = 0; k < parts; ++k) *reinterpret_cast<Loose*>(p + k * width) = part[k];
   }
+  // Writes the first of the four, at most three.
+  INLINE void store_some(double* p, int count) const {
+    const double* const from = reinterpret_cast<const double*>(part);
+    p[0] = from[0];
+    if (count > 1) p[1] = from[1];
+    if (count > 2) p[2] = from[2];
+  }
   template <class Function> static INLINE Four each(Function function) {
     Four x;
     for (int k = 0; k < parts; ++k) x.part[k] = function(k);
@@ -239,7 +246,7 @@ class Room {
     const int64_t size = (count * LANES<Number> + 7) / 8 * 8;  // whole lines of the cache
     if (size > left_) {
       left_ = size > least ? size : least;
-      blocks_.emplace_back(new double[left_ + 8]);
+      blocks_.emplace_back(new double[left_ + 16]);
       next_ = blocks_.back().get();
       next_ += (64 - reinterpret_cast<uintptr_t>(next_) % 64) % 64 / 8;
     }

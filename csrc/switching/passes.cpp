@@ -1,15 +1,12 @@
 // Passes over series beyond the filter: smoother, adjoint, particles; and the likelihood of a hidden chain.
 //
-// Numbers are those of four modes at once. A single mode, or many states, are faster the other way: matrices
-// are worked on four columns at a time, and a quarter of the memory is in use. The smoother is compiled for
-// each small number of states, where that gains a third; for the others it gains less than its compilation is
-// worth.
+// Numbers are those of four modes at once, or, where that would leave lanes empty, matrices are worked on four
+// columns at a time. The smoother is compiled for each small number of states, where that gains a third; for
+// the others it gains less than its compilation is worth.
 #include "switching/adjoint.hpp"
 #include "switching/chain.hpp"
 #include "switching/particles.hpp"
 #include "switching/smoother.hpp"
-
-static bool by_columns(const Series& run) { return run.states > (run.modes == 1 ? 4 : 12); }
 
 EXPTILT_KERNEL(smooth_back, Smoothing) {
   switch (f.run->states) {
@@ -17,7 +14,7 @@ EXPTILT_KERNEL(smooth_back, Smoothing) {
     case 2: smooth_by<Four, Fixed<2>>(f); break;
     case 3: smooth_by<Four, Fixed<3>>(f); break;
     case 4: smooth_by<Four, Fixed<4>>(f); break;
-    default: by_columns(*f.run) ? smooth_by<double, int>(f) : smooth_by<Four, int>(f);
+    default: lanes_pay(*f.run) ? smooth_by<Four, int>(f) : smooth_by<double, int>(f);
   }
   return 0;
 }

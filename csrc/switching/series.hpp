@@ -28,11 +28,18 @@
   place(const double, map_covariance)           /* as maps */                                         \
   place(const double, y)                        /* (rows of all series, m), NaN where missing */      \
   place(double, mode_mean)                      /* (rows, M·n) */                                     \
-  place(double, mode_covariance)                /* (rows, M·n·n) */
+  place(double, mode_covariance)                /* (rows, M·n·n) */                                   \
+  place(const double, recurrence)               /* (M, n), or 0; see recurrent.hpp */
 
 struct Series {
   SERIES_FIELDS(EXPTILT_WHOLE, EXPTILT_REAL, EXPTILT_PLACE)
 };
+
+// Whether four modes at once are faster than four columns of one: with few states, or hardly an empty lane.
+inline bool lanes_pay(const Series& f) {
+  const bool full = f.modes % 4 == 0 || f.modes > 6;
+  return f.states <= (f.modes == 1 ? 4 : f.modes == 2 ? 12 : 24) || full;
+}
 
 // A parameter's numbers for a series at step t.
 #define NOW(f, name, series, t) ((f).name + (series) * (f).name##_series + (t) * (f).name##_step)
@@ -96,7 +103,7 @@ template <class Number> struct Matrices {
     take(f.observation_offset_step, NOW(f, observation_offset, series, t), m, sensors + m * n, sensor);
     take(f.observation_noise_step, NOW(f, observation_noise, series, t), m * m, sensors + m * n + m, sensor);
     for (int g = 0; g < groups && (again || f.dynamics_step); ++g) turn(n, moves + g * move);
-    if (again && mapped)  // moves without an offset
+    if (again && mapped && f.maps)  // moves without an offset
       for (int i = 0; i < M; ++i) {
         Number* const at = maps + i * groups * move;
         spread(M, n * n, f.maps + i * M * n * n, n * n, at, move);
@@ -104,6 +111,9 @@ template <class Number> struct Matrices {
         for (int g = 0; g < groups; ++g) turn(n, at + g * move);
       }
   }
+
+  // Takes logarithms of transition probabilities, (M, M).
+  void take_scores(const double* scores) { spread_rows(scores, 1, log_transition); }
 
   // The same from and to a row of plain numbers, mode by mode: the logarithms of the transition, the
   // transition, moves, sensors, maps.

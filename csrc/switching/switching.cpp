@@ -1,9 +1,9 @@
 // Filters of linear Gaussian modes: the law that switching.hpp runs over, for series and for online steps.
 //
 // The moves of gaussian.hpp are compiled for the sizes that are most in use, where loops are unrolled, and
-// once for all others; which to call is looked up once a kernel. One mode alone would leave three lanes of
-// four empty: where states are many, it is faster as one law of plain numbers, four columns at a time.
-#include "switching/series.hpp"
+// once for all others; which to call is looked up once a kernel. Few modes leave lanes empty: where states are
+// many, their laws are faster one by one, as plain numbers, four columns at a time.
+#include "switching/recurrent.hpp"
 
 namespace {
 
@@ -105,18 +105,31 @@ template <class Number_> struct Gaussian {
   }
 };
 
-bool lanes_pay(int64_t M, int64_t n) { return n <= 6 || M > 1; }
-
 // As a pass over series needs it.
 template <class Number> struct OfSeries : Gaussian<Number> {
   const Series& f;
-  OfSeries(const Series& f, Room& room)
-      : Gaussian<Number>(int(f.modes), int(f.states), int(f.outputs), f.maps != nullptr, room), f(f) {}
-  void start(int64_t series, int64_t t, double* state, double* log_mode) {
-    law_before(f, series, t, state, log_mode);
+  Tilting* const tilting;      // or null
+  double* state = nullptr;     // the filter's laws
+  OfSeries(const Series& f, Room& room, Tilting* tilting)
+      : Gaussian<Number>(int(f.modes), int(f.states), int(f.outputs), f.maps || tilting, room), f(f),
+        tilting(tilting) {}
+  void start(int64_t series, int64_t t, double* laws, double* log_mode) {
+    law_before(f, series, t, state = laws, log_mode);
+  }
+  void read(int i, int g, const double* source, Number* target) {
+    const int M = this->modes, left = M - g * this->at.L;
+    if (tilting)
+      spread(left < this->at.L ? left : this->at.L, this->size,
+             tilting->laws + (i * M + g * this->at.L) * this->size, this->size, target, 0);
+    else
+      Gaussian<Number>::read(i, g, source, target);
   }
   void load(int64_t series, int64_t t, bool again) {
     this->at.load(f, series, t, again);
+    if (tilting) {
+      tilting->tilt(NOW(f, transition, series, t), state);
+      this->at.take_scores(tilting->log_chance);
+    }
     this->at.look(f.y + (f.starts[series] + t) * this->m);
   }
   void keep(int64_t row, const double* state) {
@@ -126,7 +139,8 @@ template <class Number> struct OfSeries : Gaussian<Number> {
 
 template <class Number> int64_t filter(Series& f) {
   Room room;
-  OfSeries<Number> law(f, room);
+  Tilting tilting(f, room);
+  OfSeries<Number> law(f, room, f.recurrence ? &tilting : nullptr);
   return filter_series(law, f, room);
 }
 
@@ -136,7 +150,7 @@ EXPTILT_EXPORT const char* exptilt_fields_Series() {
   return SERIES_FIELDS(EXPTILT_WHOLE_TEXT, EXPTILT_REAL_TEXT, EXPTILT_PLACE_TEXT);
 }
 EXPTILT_KERNEL(filter_series, Series) {
-  return lanes_pay(f.modes, f.states) ? filter<Four>(f) : filter<double>(f);
+  return lanes_pay(f) ? filter<Four>(f) : filter<double>(f);
 }
 
 // The matrices of a step t of models, a row of plain numbers each (see `Matrices`).

@@ -126,6 +126,7 @@ class Run(NamedTuple):
     starts: Buffer  # (series + 1,)
     out: Stored
     lead: Buffer | None = None  # (series,): so many steps of each are done already, their rows written
+    recurrence: Buffer | None = None  # (M, n): scores of modes by state
 
 
 class Smoothing(NamedTuple):
@@ -211,7 +212,7 @@ def parameters_frame(p: Parameters) -> Any:
 
 def described(run: Run, method: str, everything: bool = True) -> Any:
     """The frame of a run, for any number of passes; the run's arrays must be contiguous, and outlive it."""
-    p, y, starts, out, lead = run
+    p, y, starts, out, lead, recurrence = run
     if isinstance(p, KeptParameters):
         frame = type(p.frame).from_buffer_copy(p.frame)
     else:
@@ -220,6 +221,8 @@ def described(run: Run, method: str, everything: bool = True) -> Any:
     frame.y, frame.starts = address(y), address(starts)
     if lead is not None:
         frame.lead = address(lead)
+    if recurrence is not None:
+        frame.recurrence = address(recurrence)
     place, marks = address(out.numbers), out.marks
     frame.log_likelihood, frame.terms, frame.log_mode = place, place + 8 * marks[1], place + 8 * marks[2]
     frame.mode_mean, frame.mode_covariance = place + 8 * marks[3], place + 8 * marks[4]

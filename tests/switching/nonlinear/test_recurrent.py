@@ -1,4 +1,4 @@
-"""Recurrent switching: without recurrence it is GPB2, with it particles and enumeration agree."""
+"""Recurrent switching: without recurrence it is GPB2, with it the plain version and particles agree."""
 
 import itertools
 
@@ -9,7 +9,7 @@ import torch
 from exptilt._support.errors import ArgumentError
 from exptilt.switching import SwitchingLinearGaussian
 from exptilt.switching.nonlinear import RecurrentSwitching, fit_nonlinear
-from exptilt.switching.nonlinear.recurrent import tilt
+from oracles.recurrent import passes, tilted
 
 
 def _modes(M=2, n=2, start="before", seed=0):
@@ -49,29 +49,53 @@ def test_without_recurrence_it_is_gpb2(start, M):
     np.testing.assert_allclose(own.smooth(y).pair_probability, model.smooth(y).pair_probability, atol=1e-10)
 
 
-def test_tilted_laws_against_a_grid():
-    rng = np.random.default_rng(3)
-    M, n = 3, 2
-    R, mean = 1.5 * rng.normal(size=(M, n)), rng.normal(size=(M, n))
-    A = rng.normal(size=(M, n, n))
-    cov, transition = A @ A.mT + 0.2 * np.eye(n), rng.dirichlet(np.ones(M), M)
-    got = tilt(R, transition, mean, cov)
-    np.testing.assert_allclose(got.chance.sum(1), 1.0, rtol=1e-12)
-    # what is tilted apart adds up to the law again
-    np.testing.assert_allclose(np.einsum("ij,ijk->ik", got.chance, got.mean), mean, atol=1e-10)
-    line = np.linspace(-7, 7, 281)
-    u = np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2)
-    weight = np.exp(-0.5 * (u**2).sum(1))
-    for i in range(M):
-        x = mean[i] + u @ np.linalg.cholesky(cov[i]).T
-        p = transition[i] * np.exp(x @ R.T)
-        p *= (weight / weight.sum() / p.sum(1))[:, None]
-        np.testing.assert_allclose(got.chance[i], p.sum(0), atol=1e-5)
-        for j in range(M):
-            center = p[:, j] @ x / p[:, j].sum()
-            spread = (p[:, j, None] * (x - center)).T @ (x - center) / p[:, j].sum()
-            np.testing.assert_allclose(got.mean[i, j], center, atol=2e-4)
-            np.testing.assert_allclose(got.cov[i, j], spread, atol=2e-3)
+@pytest.mark.parametrize("start", ["before", "first"])
+@pytest.mark.parametrize(("M", "n", "scale"), [(2, 1, 1.0), (2, 3, 4.0), (3, 1, 1.0), (3, 2, 1.5), (5, 2, 1.0)])
+def test_filter_and_smoother_against_the_plain_version(M, n, scale, start):
+    """The core's grid goes with the scores, and its directions are others: both grids have to be fine enough."""
+    model, rng = _modes(M, n, start, seed=3), np.random.default_rng(3)
+    R = scale * rng.normal(size=(M, n))
+    own = RecurrentSwitching(model=model, recurrence=R)
+    y = own.sample(5, generator=torch.Generator().manual_seed(1)).y
+    y[2] = np.nan
+    total, steps, back = passes(model, R, y)
+    filtered, smoothed = own.filter(y), own.smooth(y)
+    assert filtered.log_likelihood == pytest.approx(total, abs=1e-9)
+    for got, want in ((filtered, steps), (smoothed, back)):
+        for name, column in zip(("mode_probability", "mode_mean", "mode_covariance"), zip(*want), strict=True):
+            np.testing.assert_allclose(getattr(got, name), np.array(column), atol=2e-7)
+
+
+def test_three_directions_against_the_plain_version():
+    """With four modes the grid has three directions, and is coarser: the error is bounded, not rounding."""
+    model, rng = _modes(4, 3, seed=3), np.random.default_rng(3)
+    R = 0.5 * rng.normal(size=(4, 3))
+    mean, cov = model.initial_mean, model.initial_covariance
+    chance, means, _ = tilted(R, model.transition, mean, cov)
+    ahead = np.einsum("jab,ijb->ija", model.dynamics, means) + model.dynamics_offset
+    joint = model.initial_probability[:, None] * chance
+    got = RecurrentSwitching(model=model, recurrence=R).filter(np.full((1, 1), np.nan))
+    np.testing.assert_allclose(got.mode_probability[0], joint.sum(0), atol=1e-6)
+    np.testing.assert_allclose(got.mode_mean[0], np.einsum("ij,ijk->jk", joint / joint.sum(0), ahead), atol=2e-6)
+
+
+def test_as_many_modes_as_there_are_no_directions_for():
+    """Six modes over two states: three of five score differences follow from the others."""
+    model, R = _modes(6, 2, seed=5), np.random.default_rng(5).normal(size=(6, 2))
+    R[4] = R[1]
+    y = np.array([[0.3], [-0.2], [1.0]])
+    total, steps, _ = passes(model, R, y)
+    got = RecurrentSwitching(model=model, recurrence=R).filter(y)
+    assert got.log_likelihood == pytest.approx(total, abs=1e-8)
+    np.testing.assert_allclose(got.mode_probability, [step[0] for step in steps], atol=1e-7)
+
+
+def test_series_of_a_batch_are_those_one_by_one():
+    own = RecurrentSwitching(model=_modes(3), recurrence=np.random.default_rng(0).normal(size=(3, 2)))
+    y = np.random.default_rng(1).normal(size=(4, 6, 1))
+    many = own.smooth(y)
+    for k, one in enumerate(y):
+        np.testing.assert_array_equal(many.mode_mean[k], own.smooth(one).mode_mean)
 
 
 def _particles(own, y, N, seed):

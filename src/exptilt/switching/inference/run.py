@@ -43,6 +43,7 @@ def run_filter(
     everything: bool = True,
     lead: Lead | None = None,
     window: tuple[str, int] | None = None,
+    recurrence: np.ndarray | None = None,
 ) -> Run:
     """Filter all series by one of `RECURSIONS`; keep each step, or only the last of each series.
 
@@ -50,7 +51,7 @@ def run_filter(
     not kept where modes are windows; then `window` is the method's name and the number of true modes.
     """
     lead, everything = lead or [], everything or bool(lead)
-    run = new_run(p, y, starts, everything, not window)
+    run = new_run(p, y, starts, everything, not window)._replace(recurrence=recurrence)
     if lead:
         run = run._replace(lead=np.array([len(steps) for steps in lead], np.int64))
     for series, steps in enumerate(lead):

@@ -18,7 +18,7 @@ from ..parameters import ModelParameters
 from ..series import SeriesLike, Values, arrange
 from .passes import run_smoother
 from .plain.exact import filter_exact, smooth_exact
-from .problem import prepare
+from .problem import Problem, prepare
 from .results import Laws, Smoothed
 from .run import lead_in, run_filter
 from .window import check_method, merged_smoothing, over_windows
@@ -40,7 +40,7 @@ def smooth_series(
             "torch.no_grad()."
         )
     with torch.no_grad():
-        data, (M, n, _) = problem.data, problem.sizes
+        data = problem.data
         if method == "exact":
             totals = data.totals(filter_exact(problem)[0].numpy())
             pieces = [smooth_exact(problem, series, "smooth") for series in range(data.series)]
@@ -54,12 +54,17 @@ def smooth_series(
             arrays = list(run_smoother(run, wide, lead, over=True)[:4])
             if window:
                 arrays = merged_smoothing(problem, *arrays[:3])
+    return smoothed(method, problem, arrays, totals)
+
+
+def smoothed(method: str, problem: Problem, arrays: list[np.ndarray], totals: np.ndarray) -> Smoothed:
+    """The result, from mode probabilities, means, covariances and pairs ``(rows, ...)``, and log-likelihoods."""
     probability, mean, cov, pairs = arrays
-    rows = len(probability)
+    rows, (M, n, _) = len(probability), problem.sizes
     with np.errstate(divide="ignore"):
         log_mode = np.log(probability)
     laws = Laws(log_mode, mean.reshape(rows, M, n), cov.reshape(rows, M, n, n), total=totals)
-    return Smoothed(method, data, laws, pairs.reshape(rows, M, M))
+    return Smoothed(method, problem.data, laws, pairs.reshape(rows, M, M))
 
 
 def most_likely_path(
