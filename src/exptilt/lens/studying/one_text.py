@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from exptilt.lens.heads.kinds import mass_at
 from exptilt.lens.heads.scores import Scores
-from exptilt.lens.heads.statistics import TextStatistics, shares, text_statistics
+from exptilt.lens.heads.statistics import TextStatistics, evenness, shares, text_statistics
+from exptilt.lens.heads.visibility import Visibility
 from exptilt.lens.inputs.texts import Chunk
 from exptilt.lens.questions.ascent import ascent
 from exptilt.lens.questions.blocks import DoesNotRunAgainError, Passage, Tracer, inputs, write_size
@@ -62,7 +63,7 @@ def _loss(model: Any, output: Any, ids: Tensor) -> float:
     generates = getattr(model, "can_generate", lambda: False)() and not both_sides
     if not generates or logits is None or logits.shape[:2] != (1, ids.shape[0]) or ids.shape[0] < 2:
         return float("nan")
-    return float(nn.functional.cross_entropy(logits[0, :-1].double(), ids[1:].to(logits.device)))
+    return float(nn.functional.cross_entropy(logits[0, :-1].float(), ids[1:].to(logits.device)))
 
 
 def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
@@ -87,7 +88,7 @@ def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
 
 
 def measure_pieces(model: nn.Module, pieces: Tensor) -> Unit:
-    """Shares of the first token and of near ones in pieces ``(piece, token)`` of a text, as for repeats.
+    """Evenness, and shares of the first token and of near ones, in pieces ``(piece, token)`` of a text, as for repeats.
 
     Pieces are as long whatever the chunks of a study, and so the kinds that are made of these numbers are the
     same.
@@ -95,9 +96,11 @@ def measure_pieces(model: nn.Module, pieces: Tensor) -> Unit:
 
     def measure(call: AttentionCall) -> dict[str, Tensor]:
         query, key, options = _widened(call)
-        return shares(query, key, options)
+        even = evenness(call.tilted.entropy, Visibility.of(query, key, options), options.get("sink") is not None)
+        return shares(query, key, options) | {"evenness": even}
 
-    names = [f"{name}{end}" for name in ("first_token_share", "near_share") for end in ("", "_baseline")]
+    names = ["evenness"]
+    names += [f"{name}{end}" for name in ("first_token_share", "near_share") for end in ("", "_baseline")]
     return _over_sequences(model, pieces, measure, names)
 
 
