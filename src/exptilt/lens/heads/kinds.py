@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 RULES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the token before"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the token after"),
-    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at 32 around"),
+    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at the 32 around it"),
     "delimiter": Rule("delimiter_mass", 0.5, True, "looks mostly at blanks, line ends and punctuation"),
     "local": Rule("near_share", 0.5, True, "looks more at the 4 tokens on either side than at the next 12"),
     "duplicate": Rule("duplicate_mass", 0.3, True, "looks from a repeated token at where it stood first"),
