@@ -100,9 +100,8 @@ def lead(study: Study) -> str:
     """One sentence on what the page is about."""
     layers, heads = sentences.shape(study)
     steps = 0 if study.training is None else len(study.training.steps)
-    over = f" at {steps} checkpoints of its training" if steps else ""
-    what = "attention heads, measured"
-    return f"{layers * heads} {what}{over}."
+    over = f", and how that changed over {steps} checkpoints of its training" if steps else ""
+    return f"What the {layers * heads} attention heads of this model look at{over}."
 
 
 def fact(value: str | int | float) -> str:
