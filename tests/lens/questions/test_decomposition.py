@@ -95,9 +95,9 @@ def test_what_is_no_sum_is_refused():
         seen.attribute(3)
     with pytest.raises(ArgumentError, match="no output layer"):
         xt.lens.cache(models.make("gpt2").transformer, IDS).attribute(3)
-    with pytest.raises(ArgumentError, match="ids, 0 to 60"):
+    with pytest.raises(ArgumentError, match="their ids, 0 to 60"):
         xt.lens.cache(models.make("gpt2"), IDS).attribute(61)
-    with pytest.raises(ArgumentError, match="by their ids"):
+    with pytest.raises(ArgumentError, match="their ids"):
         xt.lens.cache(models.make("gpt2"), IDS).attribute(" Mary")
     with pytest.raises(ArgumentError, match="Pass one text"):
         xt.lens.cache(models.make("gpt2"), IDS.expand(2, -1))

@@ -11,8 +11,8 @@ On n random tokens, followed by the same n again in the same order:
     duplicate_mass   mean of p_{i,i−n}, on the first occurrence of the same token
     induction_mass   mean of p_{i,i−n+1}, on the token after that occurrence, which is the one to come next
 
-Shares and evenness are measured on pieces of a text that are as long whatever the chunks of a study, so that kinds do
-not depend on how texts were cut.
+Shares and evenness are measured on pieces of a text that are as long whatever the chunks of a study, so that
+kinds do not depend on how texts were cut.
 
 A kind is a threshold on one of these. A head is of the kind if it is beyond the threshold by two standard
 errors (by the value alone where the error is not known), so a head may be of several kinds, or of none. Where
@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 RULES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the token before"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the token after"),
-    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at the 32 around it"),
+    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at 32 near ones"),
     "delimiter": Rule("delimiter_mass", 0.5, True, "looks mostly at blanks, line ends and punctuation"),
     "local": Rule("near_share", 0.5, True, "looks more at the 4 tokens on either side than at the next 12"),
     "duplicate": Rule("duplicate_mass", 0.3, True, "looks from a repeated token at where it stood first"),

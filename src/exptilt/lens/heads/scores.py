@@ -42,7 +42,7 @@ class Scores:
     """Rule and inputs of the scores of one sequence, which are computed in blocks of rows."""
 
     rule: ScoreRule
-    inputs: Inputs  # query (head, query, D), key (head, key, D) and log_weight, grouped heads repeated; the rest
+    inputs: Inputs  # query (head, query, D), key (head, key, D), log_weight; grouped heads repeated
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, options: dict[str, Any], item: int = 0) -> "Scores":
@@ -56,7 +56,7 @@ class Scores:
         return cls(rule, one._replace(query=one.query.to(wide), key=key, log_weight=weight))
 
     def blocks(self, rows: int | None = None, every: int = 1) -> Iterator[Block]:
-        """Scores in blocks of `rows` rows, of every so many; by default blocks have at most `BLOCK` scores."""
+        """Scores of every so many rows, `rows` in a block; by default a block has at most `BLOCK` scores."""
         t, rule = self.inputs, self.rule
         heads, Q, _ = t.query.shape
         K = t.key.shape[1]

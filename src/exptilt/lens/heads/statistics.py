@@ -147,7 +147,7 @@ def summarise(rows: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
 
 
 def evenness(entropy: Tensor, visible: Visibility, sink: bool) -> Tensor:
-    """Entropy over its largest possible value, mean over the last axis, of queries with more than one outcome."""
+    """Entropy ``(..., Q)`` over its largest possible value, mean over queries with a choice."""
     inverse, queries = visible.inverse_log(sink)
     return (entropy * inverse.to(entropy.dtype)).sum(-1) / queries
 

@@ -110,8 +110,8 @@ class Cache:
         known = all(isinstance(i, int) and 0 <= i < size for i in ids)
         if not known or not -count <= position < count:
             raise ArgumentError(
-                f"attribute: got token {token!r}, against {against!r}, position {position}. Pass tokens by their "
-                f"ids, 0 to {size - 1}; the text has {count} positions."
+                f"attribute: got token {token!r}, against {against!r}, position {position}. Pass tokens by "
+                f"their ids, 0 to {size - 1}; the text has {count} positions."
             )
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)[: len(ids)]
         w = (signs[:, None] * end.weight[ids].double().cpu()).sum(0)

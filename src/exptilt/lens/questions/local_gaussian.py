@@ -18,7 +18,7 @@ The local fit does the same within the k visible keys nearest to the mean key �
 which the query tilts its measure. It is asked of at most 2 · `ASKED` queries of a text, evenly spread.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +71,8 @@ def gaussian_fit(
 def _all_keys(scores: Scores, G: Tensor) -> tuple[Tensor, ...]:
     """Log Z per key, its prediction, m, m + Cη and the number of visible keys, for all queries."""
     t, rule = scores.inputs, scores.rule
-    options = {name: getattr(t, name)[None] for name in ("bias", "mask", "log_weight") if getattr(t, name) is not None}
+    tensors = {"bias": t.bias, "mask": t.mask, "log_weight": t.log_weight}
+    options: dict[str, Any] = {name: x[None] for name, x in tensors.items() if x is not None}
     options |= {"scale": rule.scale, "causal": rule.causal, "window": rule.window, "sink": t.sink}
     query, key = t.query[None], t.key[None]
     plain = attend(torch.zeros_like(query), key, key, **options)
