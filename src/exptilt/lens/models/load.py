@@ -81,12 +81,7 @@ def load_model(
 
 
 def _load(
-    source: Path,
-    start: bool,
-    name: str,
-    tokenizer: str | Path | None,
-    allow_pickle: bool,
-    reads: str,
+    source: Path, start: bool, name: str, tokenizer: str | Path | None, allow_pickle: bool, reads: str
 ) -> Loaded:
     """The model and its tokenizer, from a folder or file; other arguments are those of `load_model`."""
     model = load_weights(source, allow_pickle=allow_pickle)

@@ -226,12 +226,7 @@ class _Plan:
         strips = [units[0]["strip"] for _, units, _ in self.found[1:] if "strip" in units[0]]
         kept = np.nan_to_num(np.stack(strips)).round(4) if strips else None
         return Training(
-            steps,
-            np.array(loss),
-            _complete(heads),
-            _complete(layers),
-            kept,
-            self.marks[0] == self.marks[-1],
+            steps, np.array(loss), _complete(heads), _complete(layers), kept, self.marks[0] == self.marks[-1]
         )
 
 
