@@ -88,7 +88,7 @@ def test_chooser_changes_the_heatmap(page, made):
     assert colours(page) != before
     assert "ascent cosine" in page.locator("#legend").inner_text()
     assert "Against the baseline" in page.locator("#heat-reading").inner_text()
-    assert "What ascent cosine tells." in page.locator("#heat-about").inner_text()
+    assert "What ascent cosine tells." in page.locator("#heat-about").text_content()
     page.select_option("#measure", "symmetry")
     assert cell(page, 0, 1).get_attribute("aria-label") == "layer 0, head 1: no value"
     assert page.locator("#measure option[value=definite]").is_disabled()
@@ -468,6 +468,7 @@ def test_claims_are_links_to_their_statements(browser, made, tmp_path):
     study = dataclasses.replace(made, heads={"entropy": named})
     page = open_page(browser, write(study, tmp_path).as_uri())
     assert page.locator("#claim-F3").is_hidden()
+    page.locator(".overview summary").click()
     page.locator("#heat-about a", has_text="(F3)").click()
     page.locator("#claim-F3").wait_for(state="visible")
     assert page.locator("#meanings-table + .scroll a").first.get_attribute("href") == "#claim-F3"

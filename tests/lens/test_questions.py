@@ -14,7 +14,6 @@ from exptilt.lens.questions.canonical_link import definiteness, link_r2, symmetr
 from exptilt.lens.questions.depth import growth
 from exptilt.lens.questions.hidden_states import cloud, holm
 from exptilt.lens.questions.local_gaussian import gaussian_fit
-from exptilt.lens.studying import histograms
 from exptilt.lens.studying.summary import average
 from exptilt.tilting import attend
 
@@ -337,20 +336,3 @@ def test_average_and_its_error():
     plain = average(x[:, 1:], np.ones(5))[1]
     np.testing.assert_allclose(plain, x[:, 1:].std(0, ddof=1) / np.sqrt(5))
     assert average(x[:1], w[:1])[1] is None
-
-
-@pytest.mark.parametrize("scale", [0.01, 1.0, 3e4])
-def test_histograms_merge(scale):
-    rng = np.random.default_rng(1)
-    parts = [scale * rng.normal(loc, 1.0, size=size) for loc, size in ((0, 50), (9, 3), (-4, 200))]
-    parts.append(np.array([np.nan, -np.inf]))
-    merged = histograms.merge([histograms.count(part) for part in parts], bins=40)
-    everything = np.concatenate(parts[:3])
-    wanted, _ = np.histogram(everything, merged.edges)
-    np.testing.assert_array_equal(merged.counts, wanted)
-    assert merged.counts.sum() == 253
-    assert len(merged.counts) <= 40
-    np.testing.assert_array_equal(
-        histograms.merge([histograms.count(p) for p in parts[::-1]], bins=40).counts, wanted
-    )
-    assert histograms.merge([histograms.count(parts[3])], bins=5).counts.sum() == 0

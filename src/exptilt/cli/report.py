@@ -71,11 +71,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     most = f"read at most N tokens (default: {MOST_TOKENS})"
     add("--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=most)
     add("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
-    add(
-        "--model-type",
-        metavar="TYPE",
-        help="type of the model, such as llama, if config.json does not name it",
-    )
     add("--download", action="store_true", help="fetch MODEL from the Hugging Face Hub if it is not cached")
     add(
         "--allow-pickle",
@@ -179,7 +174,7 @@ def measure(arguments: argparse.Namespace) -> tuple["Study", "Loaded"]:
     checkpoints = models.find_checkpoints(folders)
     source = checkpoints[-1][1] if arguments.model is None else arguments.model
     with announce_if_slow("Loading the model ..."):
-        how = {"allow_pickle": arguments.allow_pickle, "model_type": arguments.model_type}
+        how = {"allow_pickle": arguments.allow_pickle}
         fetch = {"tokenizer": arguments.tokenizer, "download": arguments.download, "reads": reads}
         loaded = models.load_model(source, **fetch, **how)
 

@@ -37,6 +37,9 @@ def test_ablation_and_patching_are_single_runs(name):
     frame = found.to_frame()
     assert len(frame) == 8
     assert (frame.low <= frame.effect).all()
+    one = xt.lens.edits.ablate(model, {"input_ids": IDS[:1]}, measure=measure, progress=False)
+    np.testing.assert_array_equal(one.to_frame().effect, one.effect.ravel())  # also without an error
+    assert one.to_frame().low.isna().all()
     same = xt.lens.edits.patch(model, inputs, inputs, measure, progress=False)
     np.testing.assert_allclose(same.effect, 0, atol=1e-4)
     by_default = xt.lens.edits.ablate(model, inputs, how="mean", progress=False)

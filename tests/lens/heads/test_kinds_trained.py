@@ -55,7 +55,8 @@ def test_only_heads_that_can_be_taken_out_are_dead(name):
 
 
 def test_kinds_do_not_move_with_the_length_of_chunks():
-    # From 128 to 40 tokens 4 of MiniLM's heads on the first token had become 11, and 15 local ones 8.
+    # From 128 to 40 tokens 4 of MiniLM's heads on the first token had become 11, 15 local ones 8, and
+    # 6 diffuse ones 3.
     try:
         found = models.load_model("minilm")
     except ArgumentError:
@@ -65,11 +66,12 @@ def test_kinds_do_not_move_with_the_length_of_chunks():
         xt.lens.study(found.model, found.tokenizer, text, max_tokens=512, chunk=n, progress=False).kinds
         for n in (128, 40)
     ]
-    for name in ("first token", "local", "previous token", "next token", "delimiter"):
+    for name in ("first token", "local", "previous token", "next token", "delimiter", "diffuse"):
         long, short = (kinds[name].members for kinds in by_chunk)
         assert (long == short).all(), name
     assert by_chunk[0]["first token"].members.sum() > 5
     assert by_chunk[0]["local"].members.sum() > 5
+    assert by_chunk[0]["diffuse"].members.sum() > 2
 
 
 def test_induction_heads_are_what_repeats_are_predicted_by():

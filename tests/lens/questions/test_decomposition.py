@@ -79,6 +79,8 @@ def test_labels_of_a_tokenizer():
 
     seen = xt.lens.cache(models.make("gpt2"), "hello", Letters())
     assert seen.labels == list("hello")
+    whole = xt.lens.cache(models.make("gpt2"), {"input_ids": IDS[None], "attention_mask": None})
+    torch.testing.assert_close(whole.hidden, xt.lens.cache(models.make("gpt2"), IDS).hidden)
     with pytest.raises(ArgumentError, match="no tokenizer"):
         xt.lens.cache(models.make("gpt2"), "hello")
 
@@ -93,7 +95,9 @@ def test_what_is_no_sum_is_refused():
         seen.attribute(3)
     with pytest.raises(ArgumentError, match="no output layer"):
         xt.lens.cache(models.make("gpt2").transformer, IDS).attribute(3)
-    with pytest.raises(ArgumentError, match="Tokens are 0 to 60"):
+    with pytest.raises(ArgumentError, match="their ids, 0 to 60"):
         xt.lens.cache(models.make("gpt2"), IDS).attribute(61)
+    with pytest.raises(ArgumentError, match="their ids"):
+        xt.lens.cache(models.make("gpt2"), IDS).attribute(" Mary")
     with pytest.raises(ArgumentError, match="Pass one text"):
-        xt.lens.cache(models.make("gpt2"), IDS[None])
+        xt.lens.cache(models.make("gpt2"), IDS.expand(2, -1))

@@ -13,7 +13,6 @@ from exptilt._support.errors import ArgumentError
 from exptilt.lens import Study, study
 from exptilt.lens.inputs.texts import cut, token_texts
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
-from exptilt.lens.studying.results import RENAMED
 from exptilt.lens.studying.store import Store, fingerprint
 from exptilt.lens.training.readings import read_heads
 from oracles.transformers_by_hand import tiny
@@ -465,8 +464,7 @@ def test_one_definition_of_every_statistic(gpt2):
         gpt2(input_ids=taken.chunks[0].ids[None])
     found = study(gpt2, Letters(), TEXTS[:1], chunk=64)
     assert found.text_facts["chunks"] == 1
-    with pytest.warns(DeprecationWarning, match="key_mass_simpson"):
-        shared = set(HEADS) & set(seen.record.to_frame().columns)
+    shared = set(HEADS) & set(seen.record.to_frame().columns)
     assert {"entropy", "relative_entropy", "effective_keys", "score_max", "key_mass_divergence"} < shared
     for name in shared:
         np.testing.assert_allclose(
@@ -476,34 +474,6 @@ def test_one_definition_of_every_statistic(gpt2):
     for name in ("entropy", "score_max", "log_normalizer"):
         for (layer, head), reading in readings.items():
             assert getattr(reading, name) == pytest.approx(found.heads[name].value[layer, head], rel=1e-5)
-
-
-def test_old_names_warn(gpt2, found):
-    with pytest.warns(DeprecationWarning, match="now called key_mass_divergence"):
-        assert found.heads["key_mass_concentration"] is found.heads["key_mass_divergence"]
-    with pytest.warns(DeprecationWarning, match="now called key_mass_divergence"):
-        old = found.training.heads["key_mass_concentration"]
-    assert old is found.training.heads["key_mass_divergence"]
-    with pytest.raises(KeyError):
-        found.heads["no such measure"]
-    with torch.no_grad(), xt.lens.watch(gpt2, key_mass=True) as seen:
-        gpt2(input_ids=torch.arange(1, 9)[None])
-    with pytest.warns(DeprecationWarning, match="now called key_mass_simpson"):
-        old = seen.record.by_head("key_mass_concentration")
-    np.testing.assert_array_equal(old, seen.record.by_head("key_mass_simpson"))
-
-
-def test_a_study_of_an_earlier_release_is_read(found):
-    data = json.loads(found.to_json())
-    for old, new in RENAMED.items():
-        data["heads"][old] = data["heads"].pop(new)
-        data["training"]["heads"][old] = data["training"]["heads"].pop(new)
-    again = Study.from_json(json.dumps(data))
-    assert set(again.heads) == set(HEADS)
-    np.testing.assert_array_equal(
-        again.heads["key_mass_divergence"].value, found.heads["key_mass_divergence"].value
-    )
-    assert set(RENAMED.values()) <= set(again.training.heads)
 
 
 def test_tokens_keep_their_word_starts():

@@ -54,8 +54,9 @@ class Effects:
 
         places = np.argwhere(np.isfinite(self.effect))
         rows = [
-            (layer, head, *(self.effect[layer, head] + k * self.error[layer, head] for k in (0, -1.96, 1.96)))
+            (layer, head, x, x - 1.96 * error, x + 1.96 * error)
             for layer, head in places
+            for x, error in [(self.effect[layer, head], self.error[layer, head])]
         ]
         return pd.DataFrame(rows, columns=["layer", "head", "effect", "low", "high"])
 

@@ -11,8 +11,8 @@ On n random tokens, followed by the same n again in the same order:
     duplicate_mass   mean of p_{i,i−n}, on the first occurrence of the same token
     induction_mass   mean of p_{i,i−n+1}, on the token after that occurrence, which is the one to come next
 
-The shares are measured on pieces of a text that are as long whatever the chunks of a study, so that kinds do
-not depend on how texts were cut.
+Shares and evenness are measured on pieces of a text that are as long whatever the chunks of a study, so that
+kinds do not depend on how texts were cut.
 
 A kind is a threshold on one of these. A head is of the kind if it is beyond the threshold by two standard
 errors (by the value alone where the error is not known), so a head may be of several kinds, or of none. Where
@@ -46,12 +46,12 @@ class Rule(NamedTuple):
 RULES = {
     "previous token": Rule("previous_mass", 0.5, True, "looks mostly at the token before"),
     "next token": Rule("next_mass", 0.5, True, "looks mostly at the token after"),
-    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at 32 around"),
+    "first token": Rule("first_token_share", 0.5, True, "looks more at the first token than at 32 near ones"),
     "delimiter": Rule("delimiter_mass", 0.5, True, "looks mostly at blanks, line ends and punctuation"),
     "local": Rule("near_share", 0.5, True, "looks more at the 4 tokens on either side than at the next 12"),
     "duplicate": Rule("duplicate_mass", 0.3, True, "looks from a repeated token at where it stood first"),
     "induction": Rule("induction_mass", 0.3, True, "looks from a repeated token at what came after it"),
-    "diffuse": Rule("relative_entropy", 0.9, True, "looks almost evenly at all that it sees"),
+    "diffuse": Rule("evenness", 0.9, True, "looks almost evenly at all that it sees"),
     "dead": Rule("write_size", 0.01, False, "writes less than a hundredth of each token's state"),
 }
 # Rules that replace those above for pictures, whose tokens are patches row by row.
@@ -132,7 +132,7 @@ def mass_at(scores: Scores, G: Tensor, index: Tensor) -> Tensor:
     if t.bias is not None:
         s = s + pick(t.bias)
     if t.log_weight is not None:
-        s = s + t.log_weight.repeat_interleave(s.shape[0] // t.log_weight.shape[0], 0)[:, at]
+        s = s + t.log_weight[:, at]
     seen = (index >= 0).expand_as(s)
     if (allowed := rule.sees(torch.arange(Q, device=s.device) + K - Q, at)) is not None:
         seen = seen & allowed

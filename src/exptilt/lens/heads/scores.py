@@ -42,7 +42,7 @@ class Scores:
     """Rule and inputs of the scores of one sequence, which are computed in blocks of rows."""
 
     rule: ScoreRule
-    inputs: Inputs  # query (head, query, D), key (head, key, D) with grouped heads repeated, and the rest
+    inputs: Inputs  # query (head, query, D), key (head, key, D), log_weight; grouped heads repeated
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, options: dict[str, Any], item: int = 0) -> "Scores":
@@ -51,18 +51,18 @@ class Scores:
         items: list[Any] = [None if x is None else x[item if x.shape[0] > 1 else 0] for x in t]
         one = Inputs(*items)
         wide, heads = wide_dtype(query.dtype), query.shape[1]
-        return cls(
-            rule, one._replace(query=one.query.to(wide), key=per_query_head(one.key.to(wide), heads, -3))
-        )
+        weight = None if one.log_weight is None else per_query_head(one.log_weight, heads, -2)
+        key = per_query_head(one.key.to(wide), heads, -3)
+        return cls(rule, one._replace(query=one.query.to(wide), key=key, log_weight=weight))
 
-    def blocks(self, rows: int | None = None) -> Iterator[Block]:
-        """All scores in blocks of `rows` rows; by default a block has at most `BLOCK` scores, or one row."""
+    def blocks(self, rows: int | None = None, every: int = 1) -> Iterator[Block]:
+        """Scores of every so many rows, `rows` in a block; by default a block has at most `BLOCK` scores."""
         t, rule = self.inputs, self.rule
         heads, Q, _ = t.query.shape
         K = t.key.shape[1]
-        step = rows or max(1, min(Q, BLOCK // max(1, heads * K)))
+        step = every * (rows or max(1, min(Q, BLOCK // max(1, heads * K))))
         for start in range(0, Q, step):
-            here = slice(start, min(start + step, Q))
+            here = slice(start, min(start + step, Q), every)
             z = rule.scale * (t.query[:, here] @ t.key.mT)
             log_weight = rule.block(t, torch.zeros_like(z), 0, K, here).scores
             yield Block(here, rule.soften(z).scores, log_weight)

@@ -114,7 +114,6 @@ def summarise(rows: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
     top = torch.where(G.isnan(), G, score_max)  # a maximum over scores that are not numbers is none
     lead, Q = G.shape[:-1], G.shape[-1]
     counted = visible.counted
-    inverse, relative_queries = visible.inverse_log(sink)
     seen = visible.visible.to(G.dtype).expand_as(G)
     every = torch.stack([seen, H, H.exp(), G, score_mean, score_variance, first_mass])
     if counted is None:
@@ -130,10 +129,10 @@ def summarise(rows: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
     seen, entropy, effective, normalizer, mean, variance, first = means
     found = {
         "queries": number,
-        "relative_queries": relative_queries.to(G.dtype).expand(lead),
+        "relative_queries": visible.inverse_log(sink)[1].to(G.dtype).expand(lead),
         "visible_keys": seen,
         "entropy": entropy,
-        "relative_entropy": (H * inverse.to(H.dtype)).sum(-1) / relative_queries,
+        "relative_entropy": evenness(H, visible, sink),
         "effective_keys": effective,
         "log_normalizer": normalizer,
         "log_normalizer_variance": spread,
@@ -145,6 +144,12 @@ def summarise(rows: Tensor, mass: Tensor | None, visible: Visibility, sink: bool
         "key_mass_divergence": unknown if mass is None else divergence(mass, visible.even()[0]).to(G.dtype),
     }
     return torch.stack([found[name] for name in FIELDS])
+
+
+def evenness(entropy: Tensor, visible: Visibility, sink: bool) -> Tensor:
+    """Entropy ``(..., Q)`` over its largest possible value, mean over queries with a choice."""
+    inverse, queries = visible.inverse_log(sink)
+    return (entropy * inverse.to(entropy.dtype)).sum(-1) / queries
 
 
 class TextStatistics(NamedTuple):
@@ -180,6 +185,7 @@ def text_statistics(
     numbers = summarise(lines, again.key_mass.double(), visible, sink)
     found = dict(zip(FIELDS, numbers[:, item], strict=True))
     found["score_max"] = found["score_max"].masked_fill(found["queries"] == 0, torch.nan)
+    found["evenness"] = found["relative_entropy"]
     live, outcomes = (visible.visible > 0).expand_as(G), visible.visible + int(sink)
     many = (outcomes > 1) & (outcomes >= min(MANY, float(outcomes.max()) / 2))
     found["first_token_mass"] = _median(with_mass(lines)[5], many & ~torch.isneginf(lines[5]))[item]

@@ -61,7 +61,6 @@ def load_model(
     *,
     tokenizer: str | Path | None = None,
     allow_pickle: bool = False,
-    model_type: str | None = None,
     download: bool = False,
     reads: str = "texts",
 ) -> Loaded:
@@ -72,28 +71,20 @@ def load_model(
             local cache of the Hugging Face Hub, such as "openai-community/gpt2".
         tokenizer: a folder to take the tokenizer from; None takes the model's own.
         allow_pickle: whether weights may be a pickle.
-        model_type: the architecture as transformers calls it, such as "llama"; needed if config.json does
-            not name it.
         download: fetch a model that is not in the cache from the Hub. Nothing is fetched otherwise.
         reads: "texts", "pictures" or "sounds". For the last two, the part of the model that reads them is
             loaded, with its image processor or feature extractor in place of the tokenizer.
     """
     source, start, name = _find(where, download)
     with _read_once(source):
-        return _load(source, start, name, tokenizer, allow_pickle, model_type, reads)
+        return _load(source, start, name, tokenizer, allow_pickle, reads)
 
 
 def _load(
-    source: Path,
-    start: bool,
-    name: str,
-    tokenizer: str | Path | None,
-    allow_pickle: bool,
-    model_type: str | None,
-    reads: str,
+    source: Path, start: bool, name: str, tokenizer: str | Path | None, allow_pickle: bool, reads: str
 ) -> Loaded:
     """The model and its tokenizer, from a folder or file; other arguments are those of `load_model`."""
-    model = load_weights(source, allow_pickle=allow_pickle, model_type=model_type)
+    model = load_weights(source, allow_pickle=allow_pickle)
     if reads != "texts":
         return Loaded(name, source, part_that_reads(model, reads), load_processor(source, reads))
     if (kind := READS.get(model.main_input_name)) is not None:
@@ -105,7 +96,7 @@ def _load(
     return Loaded(name, source, model, words)
 
 
-def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | None = None) -> Any:
+def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
     """The model alone, in float32 and evaluation mode, from a folder or a GGUF file."""
     transformers = _transformers()
     options: dict[str, Any] = {**LOCAL, "dtype": torch.float32, "output_loading_info": True}
@@ -113,7 +104,7 @@ def load_weights(source: Path, *, allow_pickle: bool = False, model_type: str | 
         kind, place, options["gguf_file"] = transformers.AutoModelForCausalLM, source.parent, source.name
     else:
         pickled = _check_folder(source, allow_pickle)
-        config = _configuration(transformers, source, model_type)
+        config = _configuration(transformers, source)
         kind, place = _class(transformers, config), source
         options |= {"use_safetensors": not pickled, "config": config}
         options |= {"weights_only": True} if pickled else {}
@@ -273,26 +264,15 @@ def _check_folder(source: Path, allow_pickle: bool) -> bool:
     return True
 
 
-def _configuration(transformers: Any, source: Path, model_type: str | None) -> Any:
-    """The configuration in a folder; `model_type` is used only if config.json does not name one."""
+def _configuration(transformers: Any, source: Path) -> Any:
+    """The configuration in a folder; raises if config.json does not name its type."""
     with _explained(source, "config.json"):
-        said = json.loads((source / "config.json").read_text("utf-8"))
-        known = said.get("model_type")
-    if known is None and model_type is None:
-        raise ArgumentError(
-            f"{source / 'config.json'} does not say what kind of model this is (model_type). "
-            "Name it with --model-type, such as --model-type llama."
-        )
-    if known is not None and model_type not in (None, known):
-        raise ArgumentError(f"{source} is of type {known}, not {model_type}. Leave --model-type out.")
-    with _explained(source, "config.json"):
-        if known is not None:
-            return transformers.AutoConfig.from_pretrained(source, **LOCAL)
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-        if model_type not in CONFIG_MAPPING:
-            raise ArgumentError(f"transformers knows no model type {model_type!r}. Pass one such as llama.")
-        return CONFIG_MAPPING[str(model_type)].from_dict(said)
+        if "model_type" not in json.loads((source / "config.json").read_text("utf-8")):
+            raise ArgumentError(
+                f"{source / 'config.json'} does not say what kind of model this is. Add its "
+                'model_type there, such as "llama".'
+            )
+        return transformers.AutoConfig.from_pretrained(source, **LOCAL)
 
 
 def _class(transformers: Any, config: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from exptilt.tilting import log_normalizer
 
-TOGETHER = 1 << 22  # entries of the hidden states that are moved at once: 16 MB in float32
+ASKED = 128  # queries of a text at which every head is asked; all of them if the text has no more
 
 
 class Ascent(NamedTuple):
@@ -41,27 +41,36 @@ def ascent(
 
     `query_at` takes hidden states ``(batch, query, width)`` to queries ``(batch, Hq, query, D)``, token by
     token and differentiably; hidden is ``(1, query, width)``, key ``(1, Hkv, key, D)``, `options` are those
-    of `attend`, and write ``(head, query, width)`` is what each head adds to the residual stream.
+    of `attend`, and write ``(head, query, width)`` is what each head adds to the residual stream. In a long
+    text each head is asked at `ASKED` queries or a few more, which are drawn at random.
     """
-    key = key.detach()
+    key, turns = key.detach(), _turns(write.shape[0], write.shape[1]).to(write.device)
+    token = torch.arange(write.shape[1], device=write.device)
     with torch.enable_grad():
         start = hidden.detach().requires_grad_()
         query = query_at(start)
         G = log_normalizer(query, key, **options)
         (slope,) = torch.autograd.grad(_finite(G).sum(), query, retain_graph=True)
         gradients = []
-        for head in range(query.shape[1]):  # the slope at one head's query, carried back to the hidden state
+        for head in turns:  # the slope at the query of one head, carried back to the hidden state
             only = torch.zeros_like(slope)
-            only[:, head] = slope[:, head]
+            only[0, head, token] = slope[0, head, token]
             gradients.append(torch.autograd.grad(query, start, only, retain_graph=True)[0][0])
-    before = G.detach()[0]
     with torch.no_grad():
-        step = max(1, TOGETHER // hidden.numel())
-        parts = [query_at(hidden + some) for some in torch.split(write, step)]
-        after = torch.cat([log_normalizer(q, key.expand(q.shape[0], -1, -1, -1), **options) for q in parts])
-        change = _finite(after - before).double().mean(-1)  # (whose write, whose G)
-        cosines = _cosines(write, torch.stack(gradients))
+        moved = query_at(hidden + write[turns, token])
+        after = log_normalizer(moved, key.expand(len(turns), -1, -1, -1), **options)
+        whose = torch.nn.functional.one_hot(turns, write.shape[0]).double()  # (turn, query, head)
+        change = torch.einsum("tia,tbi->ab", whose, _finite(after - G.detach()).double())
+        change = change / whose.sum((0, 1))[:, None]  # (whose write, whose G)
+        cosines = _cosines(write, torch.stack(gradients), whose)
     return Ascent(*_own_and_others(cosines), *_own_and_others(change))
+
+
+def _turns(heads: int, queries: int) -> Tensor:
+    """``(turn, query)``: the heads that are asked at each query, different ones in each turn."""
+    asked = torch.randperm(queries, generator=torch.Generator().manual_seed(0)) % heads
+    turns = min(heads, -(-ASKED * heads // max(queries, 1)))
+    return (asked + torch.arange(turns)[:, None]) % heads
 
 
 def _finite(G: Tensor) -> Tensor:
@@ -69,17 +78,21 @@ def _finite(G: Tensor) -> Tensor:
     return torch.where(G.isfinite(), G, torch.zeros_like(G))
 
 
-def _cosines(write: Tensor, gradient: Tensor) -> Tensor:
-    """(head, head): cosine of one head's write and another's gradient, mean over queries with both."""
-    tiny = torch.finfo(write.dtype).tiny
-    sizes = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (write, gradient)]
-    w, g = (
-        torch.where(size > tiny, x / size.clamp_min(tiny), 0.0)
-        for x, size in zip((write, gradient), sizes, strict=True)
-    )
-    alive_w, alive_g = ((size > tiny).flatten(1).double() for size in sizes)
-    count: Tensor = alive_w @ alive_g.mT
-    return (w.flatten(1) @ g.flatten(1).mT).double() / count
+def _cosines(write: Tensor, gradient: Tensor, whose: Tensor) -> Tensor:
+    """(head, head): cosine of one head's write and another's gradient, mean over queries with both.
+
+    The gradients ``(turn, query, width)`` are of the heads that `whose` ``(turn, query, head)`` marks by 1.
+    """
+    (w, alive_w), (g, alive_g) = _unit(write), _unit(gradient)
+    cosine = torch.einsum("aid,tid->tai", w, g).double()
+    return torch.einsum("tai,tib->ab", cosine, whose) / torch.einsum("ai,ti,tib->ab", alive_w, alive_g, whose)
+
+
+def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors ``(..., width)`` of length 1, or 0 where they are 0, and 1 where they are not 0."""
+    tiny = torch.finfo(x.dtype).tiny
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.where(size > tiny, x / size.clamp_min(tiny), 0.0), (size > tiny)[..., 0].double()
 
 
 def _own_and_others(pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ The second line is direct logit attribution: what a part does to a logit on its 
 not through later layers; the sum over all parts is the logit itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,10 +107,11 @@ class Cache:
             raise ArgumentError(f"attribute: {end}")
         size, count = end.weight.shape[0], self.hidden.shape[1]
         ids = [token] if against is None else [token, against]
-        if any(not 0 <= i < size for i in ids) or not -count <= position < count:
+        known = all(isinstance(i, int) and 0 <= i < size for i in ids)
+        if not known or not -count <= position < count:
             raise ArgumentError(
-                f"attribute: got token {token}, against {against}, position {position}. Tokens are 0 to "
-                f"{size - 1}, and the text has {count} positions."
+                f"attribute: got token {token!r}, against {against!r}, position {position}. Pass tokens by "
+                f"their ids, 0 to {size - 1}; the text has {count} positions."
             )
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)[: len(ids)]
         w = (signs[:, None] * end.weight[ids].double().cpu()).sum(0)
@@ -142,7 +143,7 @@ def cache(model: nn.Module, text: Any, tokenizer: Any = None) -> Cache:
     Args:
         model: a transformers model whose blocks add to the residual stream and leave it as it is; a decoder
             with its own output layer for `Cache.attribute`.
-        text: token ids ``(token,)``, or a string if there is a tokenizer.
+        text: token ids ``(token,)``, the inputs of the model with them, or a string if there is a tokenizer.
         tokenizer: gives the labels.
 
     Example:
@@ -156,7 +157,9 @@ def cache(model: nn.Module, text: Any, tokenizer: Any = None) -> Cache:
     """
     if isinstance(text, str) and tokenizer is None:
         raise ArgumentError("cache: text is a string and there is no tokenizer. Pass both, or token ids.")
-    ids = torch.as_tensor(tokenizer(text)["input_ids"] if isinstance(text, str) else text)
+    given = tokenizer(text) if isinstance(text, str) else text
+    ids = torch.as_tensor(given["input_ids"] if isinstance(given, Mapping) else given)
+    ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
     if ids.dim() != 1 or ids.numel() == 0 or ids.is_floating_point():
         raise ArgumentError(
             f"cache: got ids of shape {tuple(ids.shape)} and {ids.dtype}. Pass one text, (token,)."

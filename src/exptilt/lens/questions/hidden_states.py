@@ -48,9 +48,13 @@ def cloud(points: Tensor) -> Cloud:
     if count < 2:
         return Cloud(*(np.nan,) * 4, spectrum, np.nan, np.nan)
     centred = x - x.mean(0)
-    _, singular, right = torch.linalg.svd(centred, full_matrices=False)
-    total = float(singular.square().sum())
-    share = singular.square() / total
+    wide = count < x.shape[1]
+    values: Tensor
+    vectors: Tensor
+    values, vectors = torch.linalg.eigh(centred @ centred.mT if wide else centred.mT @ centred)
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+    total = float(values.sum())
+    share = values / total
     kept = min(SPECTRUM, share.shape[0])
     spectrum[:kept] = share[:kept].numpy()
     rank = float(torch.special.entr(share).sum().exp()) if total > 0 else np.nan
@@ -58,7 +62,8 @@ def cloud(points: Tensor) -> Cloud:
     # At least four points per dimension that is tested.
     leading = min(COMPONENTS, (count - 1) // 4)
     if leading and total > 0:
-        test = gaussianity(centred @ right[:leading].mT)
+        main = vectors[:, :leading]
+        test = gaussianity(main * values[:leading].sqrt() if wide else centred @ main)
         sliced, p = float(test.sliced), float(test.sliced_p)
     return Cloud((total / (count - 1)) ** 0.5, rank, _anisotropy(x), _kurtosis(centred), spectrum, sliced, p)
 

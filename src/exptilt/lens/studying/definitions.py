@@ -61,6 +61,10 @@ relative_entropy | relative entropy | | 0..1
     Entropy as a share of the largest possible, the log of the number of visible keys: 1 is even attention,
     0 a single key.
     Assumes: Queries that see only one key are left out. A learned sink counts as one more key.
+evenness | relative entropy of short pieces | | 0..1
+    Relative entropy in pieces of 64 tokens, whatever the length of the chunks: above 0.9 a head is called
+    diffuse.
+    Assumes: As for relative entropy. Where no text is as long as a piece, that of the chunks.
 effective_keys | effective keys | keys | 1..
     Number of keys a query looks at, e to its entropy.
     Assumes: {queries}

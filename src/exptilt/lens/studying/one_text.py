@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from exptilt.lens.heads.kinds import mass_at
 from exptilt.lens.heads.scores import Scores
-from exptilt.lens.heads.statistics import TextStatistics, shares, text_statistics
+from exptilt.lens.heads.statistics import TextStatistics, evenness, shares, text_statistics
+from exptilt.lens.heads.visibility import Visibility
 from exptilt.lens.inputs.texts import Chunk
 from exptilt.lens.questions.ascent import ascent
 from exptilt.lens.questions.blocks import DoesNotRunAgainError, Passage, Tracer, inputs, write_size
 from exptilt.lens.questions.canonical_link import link_r2
 from exptilt.lens.questions.depth import Depth
 from exptilt.lens.questions.local_gaussian import gaussian_fit
-from exptilt.lens.studying import histograms
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.store import Unit
 from exptilt.lens.watching.call import AttentionCall
@@ -62,7 +62,7 @@ def _loss(model: Any, output: Any, ids: Tensor) -> float:
     generates = getattr(model, "can_generate", lambda: False)() and not both_sides
     if not generates or logits is None or logits.shape[:2] != (1, ids.shape[0]) or ids.shape[0] < 2:
         return float("nan")
-    return float(nn.functional.cross_entropy(logits[0, :-1].double(), ids[1:].to(logits.device)))
+    return float(nn.functional.cross_entropy(logits[0, :-1].float(), ids[1:].to(logits.device)))
 
 
 def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
@@ -87,7 +87,7 @@ def measure_repeats(model: nn.Module, sequences: Tensor) -> Unit:
 
 
 def measure_pieces(model: nn.Module, pieces: Tensor) -> Unit:
-    """Shares of the first token and of near ones in pieces ``(piece, token)`` of a text, as for repeats.
+    """Evenness and shares of the first token and of near ones in pieces ``(piece, token)``, as for repeats.
 
     Pieces are as long whatever the chunks of a study, and so the kinds that are made of these numbers are the
     same.
@@ -95,9 +95,12 @@ def measure_pieces(model: nn.Module, pieces: Tensor) -> Unit:
 
     def measure(call: AttentionCall) -> dict[str, Tensor]:
         query, key, options = _widened(call)
-        return shares(query, key, options)
+        sink, visible = options.get("sink") is not None, Visibility.of(query, key, options)
+        even = evenness(call.tilted.entropy, visible, sink)
+        return shares(query, key, options) | {"evenness": even}
 
-    names = [f"{name}{end}" for name in ("first_token_share", "near_share") for end in ("", "_baseline")]
+    names = ["evenness"]
+    names += [f"{name}{end}" for name in ("first_token_share", "near_share") for end in ("", "_baseline")]
     return _over_sequences(model, pieces, measure, names)
 
 
@@ -167,8 +170,7 @@ class _Meter:
         found["heads"] = {name: x.cpu().numpy() for name, x in heads.items()}
         if self.options.details:
             for name in HISTOGRAMS:
-                rows = getattr(call.tilted, name)[0].double().cpu().numpy()
-                found[name] = [histograms.count(row) for row in rows]
+                found[name] = getattr(call.tilted, name)[0].float().cpu().numpy()
             for name, by_key in zip(TOKENS, (text.drawn / text.seen_by, text.drawn, text.even), strict=True):
                 found[name] = self._tokens(text, by_key)
         if self.options.strip:
@@ -245,10 +247,8 @@ class _Meter:
             found[f"head:{name}"] = by_layer([layer["heads"].get(name, none) for layer in layers], most)
         if self.options.details:
             found["token_ids"], found["token_counts"], _ = self.chunk.distinct
-            for name in TOKENS:
+            for name in (*TOKENS, *HISTOGRAMS):
                 found[name] = by_layer([layer[name] for layer in layers], most)
-            for name in HISTOGRAMS:
-                found |= _pack(name, [layer[name] for layer in layers], found)
         if self.options.strip:
             found["strip"] = by_layer([layer["strip"] for layer in layers], most)
         return found | self.depth.result()
@@ -262,16 +262,3 @@ def _widened(call: AttentionCall) -> tuple[Tensor, Tensor, dict[str, Any]]:
         for name, x in call.options.items()
     }
     return call.query.to(wide), call.key.to(wide), options
-
-
-def _pack(name: str, layers: list[list[histograms.Counts]], unit: Unit) -> Unit:
-    """Histograms of unequal length as three arrays, padded with zeros."""
-    heads, longest = unit["head_count"].max(), max(c[2].size for layer in layers for c in layer)
-    exponent, first = np.zeros((2, len(layers), heads), dtype=np.int64)
-    counts = np.zeros((len(layers), heads, longest), dtype=np.float32)
-    for i, layer in enumerate(layers):
-        for j, (width, start, numbers) in enumerate(layer):
-            exponent[i, j], first[i, j] = width, start
-            counts[i, j, : numbers.size] = numbers
-    parts = {"exponent": exponent, "first": first, "counts": counts}
-    return {f"histogram:{name}:{part}": x for part, x in parts.items()}

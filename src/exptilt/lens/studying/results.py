@@ -10,11 +10,10 @@ import dataclasses
 import json
 import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,21 +24,7 @@ from exptilt.lens.inputs.media import Picture
 from exptilt.lens.studying import notebook
 
 Array = NDArray[np.float64]
-Value = TypeVar("Value")
 FORMAT = 1
-# Until the next release: a watch's record has other quantities under these names.
-RENAMED = {"key_mass_concentration": "key_mass_divergence"}
-
-
-class Measures(dict[str, Value]):
-    """Measures by name; a former name warns and gives the measure under its new name."""
-
-    def __missing__(self, name: str) -> Value:
-        if RENAMED.get(name) not in self:
-            raise KeyError(name)
-        text = f"The measure {name} of a study is now called {RENAMED[name]}"
-        warnings.warn(f"{text}; the old name goes with the next release.", DeprecationWarning, stacklevel=2)
-        return self[RENAMED[name]]
 
 
 @dataclass(frozen=True)
@@ -297,7 +282,7 @@ def read(hint: Any, value: Any) -> Any:
     if hint is float:
         return float("nan" if value is None else value)
     if kind is Mapping:
-        return Measures({RENAMED.get(name, name): read(parts[1], item) for name, item in value.items()})
+        return {name: read(parts[1], item) for name, item in value.items()}
     if kind is Sequence:
         return [read(parts[0], item) for item in value]
     if kind is tuple:

@@ -20,7 +20,7 @@ from torch import nn
 
 from exptilt._support.files import draft
 
-VERSION = 7
+VERSION = 8
 """Version of the measures: raise it whenever a number of a unit changes meaning."""
 
 Unit = dict[str, NDArray[Any]]

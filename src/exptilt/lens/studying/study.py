@@ -31,7 +31,7 @@ from exptilt.lens.studying import summary
 from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.one_text import Options, measure_pieces, measure_repeats, measure_unit
-from exptilt.lens.studying.results import Measures, Study, Training
+from exptilt.lens.studying.results import Study, Training
 from exptilt.lens.studying.spread import Turns
 from exptilt.lens.studying.store import Store, Unit, fingerprint
 from exptilt.lens.watching.modules import evaluating
@@ -226,12 +226,7 @@ class _Plan:
         strips = [units[0]["strip"] for _, units, _ in self.found[1:] if "strip" in units[0]]
         kept = np.nan_to_num(np.stack(strips)).round(4) if strips else None
         return Training(
-            steps,
-            np.array(loss),
-            Measures(_complete(heads)),
-            _complete(layers),
-            kept,
-            self.marks[0] == self.marks[-1],
+            steps, np.array(loss), _complete(heads), _complete(layers), kept, self.marks[0] == self.marks[-1]
         )
 
 

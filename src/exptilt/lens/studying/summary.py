@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from exptilt.lens.questions.hidden_states import cloud, holm
-from exptilt.lens.studying import histograms
 from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES, Definition
 from exptilt.lens.studying.one_text import HISTOGRAMS, TOKENS
-from exptilt.lens.studying.results import Array, HeadDetail, HeadMeasure, LayerMeasure, Measures, TokenMass
+from exptilt.lens.studying.results import Array, HeadDetail, HeadMeasure, Histogram, LayerMeasure, TokenMass
 from exptilt.lens.studying.store import Unit
 
 BINS = 40
@@ -42,7 +41,7 @@ def average(values: Array, weights: Array) -> tuple[Array, Array | None]:
     return mean, None if np.isnan(error).all() else error
 
 
-def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> Measures[HeadMeasure]:
+def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> dict[str, HeadMeasure]:
     """Every measure of `definitions.HEADS`, from the units of all texts.
 
     `weights` has what was measured once: of the weights, on repeated tokens, on pieces of one length.
@@ -53,7 +52,7 @@ def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> Measures
     def over_texts(name: str) -> tuple[Array, Array | None]:
         return average(np.stack([unit.get(f"head:{name}", unknown) for unit in units]), queries)
 
-    found: Measures[HeadMeasure] = Measures()
+    found = {}
     for name, words in HEADS.items():
         value, error = over_texts(name)
         baseline: Array | None = over_texts(f"{name}_baseline")[0]
@@ -114,10 +113,7 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
     found = []
     for layer, heads in enumerate(units[0]["head_count"]):
         for head in range(int(heads)):
-            counted = {
-                name: histograms.merge([_unpack(unit, name, layer, head) for unit in units], bins=BINS)
-                for name in HISTOGRAMS
-            }
+            counted = {name: _histogram([unit[name][layer, head] for unit in units]) for name in HISTOGRAMS}
             mass, drawn, even = tables[:, layer, head]
             lift = np.divide(drawn, even, out=np.full(even.shape, np.nan), where=common & (even > 0))
             top = [
@@ -130,11 +126,11 @@ def details(units: Sequence[Unit], names: Mapping[int, str]) -> list[HeadDetail]
     return found
 
 
-def _unpack(unit: Unit, name: str, layer: int, head: int) -> histograms.Counts:
-    exponent, first, counts = (
-        unit[f"histogram:{name}:{x}"][layer, head] for x in ("exponent", "first", "counts")
-    )
-    return int(exponent), int(first), np.trim_zeros(counts.astype(np.float64), "b")
+def _histogram(rows: Sequence[Array]) -> Histogram:
+    """Histogram of a statistic over the queries of all texts."""
+    values = np.concatenate(rows)
+    counts, edges = np.histogram(values[np.isfinite(values)], BINS)
+    return Histogram(edges.astype(np.float64), counts.astype(np.float64))
 
 
 def _tokens(units: Sequence[Unit]) -> tuple[NDArray[np.int64], Array, Array]:

@@ -7,7 +7,6 @@ the maximum, and variances by the law of total variance:
     n = Σ n_t,   μ = Σ n_t μ_t / n,   σ² = Σ n_t (σ_t² + (μ_t − μ)²) / n.
 """
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,13 +34,6 @@ _LABELS = ("layer", "name", "kind", "head", "item", "step")
 _SHOWN, _MOST_ROWS = ("entropy", "effective_keys", "score_max", "first_key_mass"), 24
 _MOST_WAITING = 1 << 20  # numbers of calls that wait to be summarised: 4 MB in float32
 _KEY_MASS = ("key_mass_simpson", "key_mass_divergence")
-# The former name, which warns until the next release: a study had another quantity under it.
-_OLD, _NEW = "key_mass_concentration", "key_mass_simpson"
-
-
-def _warn_of_old_name() -> None:
-    text = f"The statistic {_OLD} of a record is now called {_NEW}; the old name goes with the next release."
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -176,11 +168,8 @@ class Record:
         )
         table["queries"] = table["queries"].astype(np.int64)
         table = table if by_step else table.drop(columns="step")
-        if table[_NEW].isna().all():
+        if table[_KEY_MASS[0]].isna().all():
             table = table.drop(columns=list(_KEY_MASS))
-        else:
-            table[_OLD] = table[_NEW]
-            _warn_of_old_name()
         order = ["layer", "step", "item", "head"] if by_step else ["layer", "item", "head"]
         return table.sort_values(order, kind="stable", ignore_index=True)
 
@@ -203,9 +192,6 @@ class Record:
         Returns:
             An array ``(layer, head)``; NaN where a layer was not called or has fewer heads.
         """
-        if name == _OLD:
-            _warn_of_old_name()
-            name = _NEW
         choice("Record.by_head", "name", name, _COLUMNS)
         return _columns(self.joined())[name]
 

@@ -15,8 +15,8 @@ alike, and the farthest of them is far from the rest by almost nothing.
     collapse    the largest fall of a head's entropy from one checkpoint to the next
     growth      the largest score of any head, if it grew by over 5 % to the last checkpoint
 
-Last what holds of all heads together: how many write next to nothing, how many look evenly. Of one head
-that is far out at most two findings are told.
+If these are fewer than `LEAST`, last what holds of all heads together: how many write next to nothing, how
+many look evenly. Of one head that is far out at most two findings are told.
 """
 
 import math
@@ -101,8 +101,7 @@ def findings(study: Study, against: Study | None = None) -> list[Finding]:
     rest = [f for f in kept if f.z == 0]
     if not some and study.details:
         rest.insert(0, Finding("No head stands out from the others.", 0.0, None, "", "No outliers"))
-    found = some[:MOST] + (rest[: max(1, LEAST - len(some))] if len(some) < MOST else [])
-    return [*first, *found][:MOST]
+    return [*first, *some, *rest[: max(0, LEAST - len(some))]][:MOST]
 
 
 def _against(study: Study, other: Study) -> Finding:

@@ -68,7 +68,6 @@ def write(
 
 def render_study(study: Study, against: Study | None = None, beside: str | None = None) -> str:
     """The page as one HTML string that stands alone."""
-    followed = ((measure, sentences.of_training(study, name)) for name, measure in study.heads.items())
     context: dict[str, Any] = {
         "study": study,
         "fact": fact,
@@ -84,7 +83,6 @@ def render_study(study: Study, against: Study | None = None, beside: str | None 
         "layers": [(name, measure, sentences.of_layers(measure)) for name, measure in study.layers.items()],
         "layer_tables": layer_tables(study),
         "loss": sentences.of_loss(study),
-        "followed": [(measure, said) for measure, said in followed if said],
         "training_table": training_table(study),
         "strip_note": strip_note(study),
         "against": None if against is None else comparison.page_part(study, against),
@@ -100,9 +98,8 @@ def lead(study: Study) -> str:
     """One sentence on what the page is about."""
     layers, heads = sentences.shape(study)
     steps = 0 if study.training is None else len(study.training.steps)
-    over = f" at {steps} checkpoints of its training" if steps else ""
-    what = "attention heads, measured"
-    return f"{layers * heads} {what}{over}."
+    over = f", and how that changed over {steps} checkpoints of its training" if steps else ""
+    return f"What the {layers * heads} attention heads of this model look at{over}."
 
 
 def fact(value: str | int | float) -> str:

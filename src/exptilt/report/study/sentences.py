@@ -190,23 +190,6 @@ def of_layers(measure: LayerMeasure) -> str:
     return f"{way} from {number(first)} ({places[0]}) to {number(last, measure.unit)} ({places[1]}){more}."
 
 
-def of_training(study: Study, name: str) -> str:
-    """A sentence on how a statistic's mean over heads moved over the checkpoints; "" if not followed."""
-    training = study.training
-    if training is None or name not in training.heads or name not in study.heads:
-        return ""
-    mean = np.array([known_mean(row) for row in training.heads[name]])
-    if len(mean) < 2 or not np.isfinite(mean).any():
-        return ""
-    changes, steps = np.abs(np.diff(mean)), training.steps
-    start, end = number(float(mean[0])), number(float(mean[-1]), study.heads[name].unit)
-    text = f"Mean over heads: {start} at step {int(steps[0])}, {end} at step {int(steps[-1])}"
-    if np.isfinite(changes).any() and np.nanmax(changes) > 0:
-        most = int(np.nanargmax(changes))
-        text += f"; it moves most between steps {int(steps[most])} and {int(steps[most + 1])}"
-    return text + "."
-
-
 def of_loss(study: Study) -> str:
     """A sentence on how the loss moved over the checkpoints; "" if it was not measured."""
     if study.training is None or not np.isfinite(study.training.loss).any():

@@ -5,7 +5,6 @@ function buildThumbnails(place) {
   if (!place || !DATA.strip.length) return;
   const size = DATA.strip.length, canvases = [];
   const grid = make("div", { className: "thumbnails", role: "group", ariaLabel: "Attention of every head over the same text" });
-  grid.style.setProperty("--few", HEADS <= 6 ? HEADS : HEADS % 4 === 0 ? 4 : 5);
   for (let layer = 0; layer < LAYERS; layer += 1) {
     for (let head = 0; head < HEADS; head += 1) {
       const detail = DATA.details[`L${layer}H${head}`];
