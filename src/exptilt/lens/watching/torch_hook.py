@@ -9,7 +9,7 @@ mode is on, torch does not use its fused paths for `nn.TransformerEncoderLayer`.
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 from typing import Any, cast
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from exptilt._support.transforms import derivatives_are_nested
 from exptilt.lens.watching.call import OPEN, Intercepted, Request
 from exptilt.lens.watching.softmax_hook import Softmaxes
 from exptilt.lens.watching.transformers_hook import read_dense
@@ -40,8 +39,6 @@ class FunctionalMode(TorchFunctionMode):
                 return _attention(self.model, module, self.model.kind(module), False, *args, **(kwargs or {}))
             if ours:
                 return self._multihead(module, *args, **(kwargs or {}))
-        if function is F.layer_norm and self.model.quiet and derivatives_are_nested():
-            function = _layer_norm
         output = function(*args, **(kwargs or {}))
         self.softmaxes.called(function, args, kwargs, output)
         return output
@@ -59,26 +56,6 @@ class FunctionalMode(TorchFunctionMode):
                 _with_inner(inner)(query, key, *rest, **{**keywords, "need_weights": False})
             return F.multi_head_attention_forward(query, key, *rest, **keywords)
         return _with_inner(inner)(query, key, *rest, **keywords)
-
-
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """`layer_norm` written out. Torch's own takes mean and deviation for constants where derivatives nest.
-
-    A gradient of a `torch.func.jvp` through it is silently wrong (by 30 % for a single layer), and so is
-    `torch.func.hessian` by weights; `jvp` of `grad` is right.
-    """
-    axes = tuple(range(-len(normalized_shape), 0))
-    x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-    centred = x - x.mean(axes, keepdim=True)
-    output = (centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps)).to(input.dtype)
-    output = output if weight is None else output * weight
-    return output if bias is None else output + bias
 
 
 def innermost() -> Intercepted | None:
