@@ -11,7 +11,9 @@ from torch.nn import functional as F
 import exptilt as xt
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:differentiable. .* none of its attention", "ignore:There is a performance drop", "ignore:.torch.jit"
+    "ignore:differentiable. .* none of its attention",
+    "ignore:There is a performance drop",
+    "ignore:.torch.jit",
 )
 C = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(3, 4).sin()
 
@@ -111,7 +113,8 @@ def test_values_under_a_forward_derivative_are_those_of_torch():
         with forward_ad.dual_level():  # torch.func refuses to move running statistics
             norm(forward_ad.make_dual(x, x))
         A = torch.randn(2, 3, 3, generator=g)
-        pairs = [(f(A), jvp(f, (A,), (A,))[0]) for f in (torch.linalg.det, lambda A: A.slogdet()[0], torch.logdet)]
+        functions = (torch.linalg.det, lambda A: A.slogdet()[0], torch.logdet)
+        pairs = [(f(A), jvp(f, (A,), (A,))[0]) for f in functions]
     assert found.dtype == wanted.dtype
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(norm.running_var, other.running_var)

@@ -9,7 +9,7 @@ mode is on, torch does not use its fused paths for `nn.TransformerEncoderLayer`.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, cast
@@ -83,13 +83,25 @@ def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:
 def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
     """`multi_head_attention_forward` that calls `inner` in place of `scaled_dot_product_attention`."""
     original = F.multi_head_attention_forward
-    replaced = {"scaled_dot_product_attention": inner, "has_torch_function": lambda _: False}
+    replaced = {
+        "scaled_dot_product_attention": inner,
+        "has_torch_function": lambda _: False,
+        "_in_projection_packed": _packed,
+    }
     names = {**original.__globals__, **replaced}
     copy = FunctionType(
         original.__code__, names, original.__name__, original.__defaults__, original.__closure__
     )
     copy.__kwdefaults__ = original.__kwdefaults__
     return copy
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Sequence[Tensor]:
+    """Torch's projection of queries, keys and values, but with one gradient in place of three padded ones."""
+    if q is not k or k is not v:
+        own: Sequence[Tensor] = F._in_projection_packed(q, k, v, w, b)  # type: ignore[attr-defined]
+        return own
+    return F.linear(q, w, b).unflatten(-1, (3, q.shape[-1])).movedim(-2, 0).contiguous().unbind(0)
 
 
 def _attention(
