@@ -26,6 +26,19 @@ def frozen():
     return model().requires_grad_(False)
 
 
+class Noisy(nn.Module):
+    """Drops at random in evaluation too."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
+
+
+def checkpointed():
+    built = model(nn.Tanh())
+    built[1].gradient_checkpointing = True
+    return built
+
+
 class Shuffled:
     """A loader that gives its rows in another order each time."""
 
@@ -67,6 +80,8 @@ ROWS = [
     (lambda: made(data=Shuffled()) @ ONES, "data", "batch 0 of data .* Turn off shuffling"),
     (lambda: made(model=model(nn.Dropout(0.1))), "model", r"1 \(Dropout\) .*model\.eval"),
     (lambda: made(model=model(nn.BatchNorm1d(4))), "model", r"1 \(BatchNorm1d\) .*model\.eval"),
+    (lambda: made(model=model(Noisy()).eval()), "model", r"1 \(Noisy\) draws random numbers"),
+    (lambda: made(model=checkpointed()), "model", r"1 \(Tanh\) checkpoints its activations"),
     (lambda: made(model=frozen()), "model", "requires_grad_"),
     (lambda: made(parameters=[]), "parameters", "empty"),
     (lambda: made(parameters="3.*"), "parameters", r"has '3\.\*'"),

@@ -255,6 +255,94 @@ def test_products_are_kept_and_taken_up_again(problem, tmp_path, monkeypatch):
         Curvature(model, "cross_entropy", data, checkpoint=tmp_path / "kept") @ v
 
 
+def test_kept_products_are_those_of_the_same_loss_and_precision(tmp_path):
+    """Two functions of one name, and a product under autocast, are not taken for each other's."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    data, v = [(torch.randn(5, 3), torch.randn(5, 2))], torch.ones(26)
+
+    def product(power, folder):
+        loss = lambda output, batch: (output - batch[1]).abs().pow(power)  # noqa: E731
+        return Curvature(model, loss, data, "hessian", checkpoint=folder) @ v
+
+    wanted = [product(power, None) for power in (2.0, 3.0)]
+    for power, exact in zip((2.0, 3.0), wanted, strict=True):
+        torch.testing.assert_close(product(power, tmp_path), exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not torch.equal(product(2.0, tmp_path), wanted[0])
+
+
+SEQUENCES = {"pad_token_id": 0, "decoder_start_token_id": 2}
+
+
+def encoder_decoder(kind):
+    if kind == "bart":
+        sizes = {"d_model": 4, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+        for side in ("encoder", "decoder"):
+            sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 6}
+        return tf.BartForConditionalGeneration(tf.BartConfig(vocab_size=V, **sizes, **SEQUENCES))
+    sizes = {"d_model": 4, "d_kv": 2, "d_ff": 6, "num_layers": 1, "num_heads": 2, "eos_token_id": 1}
+    return tf.T5ForConditionalGeneration(
+        tf.T5Config(vocab_size=V, **sizes, **SEQUENCES, tie_word_embeddings=kind == "t5, tied")
+    )
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5", "t5, tied"])
+def test_encoders_with_decoders(kind):
+    """Labels make the decoder's input, are not shifted, and are of unequal number; T5's norms are float32."""
+    model, data = shaken(encoder_decoder(kind)), []
+    for count, length in ((2, 5), (1, 4)):
+        ids = torch.randint(3, V, (count, length), generator=torch.Generator().manual_seed(length))
+        mask, labels = torch.ones_like(ids), ids[:, :3].clone()
+        mask[0, -1], labels[0, 1] = 0, -100
+        data.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+
+    def total():
+        parts = []
+        for item in data:
+            logits = model(**item).logits.flatten(0, 1)
+            parts.append(nn.functional.cross_entropy(logits, item["labels"].flatten(), reduction="none"))
+        return torch.cat(parts).sum() / 7
+
+    model.set_attn_implementation("eager")
+    slopes = torch.autograd.grad(total(), list(model.parameters()), create_graph=True)
+    v = vectors(sum(p.numel() for p in model.parameters()), 1)[:, 0]
+    rows = torch.autograd.grad(torch.cat([x.reshape(-1) for x in slopes]) @ v, list(model.parameters()))
+    model.set_attn_implementation("sdpa")
+    found = Curvature(model, "cross_entropy", data, "hessian")
+    assert found.items == 7
+    assert found.objective.streamed
+    close(found.gradient(), torch.cat([x.detach().reshape(-1) for x in slopes]), 1e-6)
+    close(found @ v, torch.cat([x.reshape(-1) for x in rows]), 1e-10 if kind == "bart" else 1e-6)
+    ggn, u = Curvature(model, "cross_entropy", data), vectors(len(v), 1, 1)[:, 0]
+    assert float((u @ (ggn @ v) - v @ (ggn @ u)).abs()) < 1e-5 * float((v @ (ggn @ v)).abs())
+
+
+@pytest.mark.parametrize("kind", ["ggn", "hessian", "empirical"])
+def test_autocast_is_right_to_the_error_of_bfloat16(problem, kind):
+    """No worse than twice a model that is bfloat16 throughout, and in the dtype of the weights."""
+    _, data, dense = problem
+    v = vectors(222, 1)[:, 0]
+    wanted = dense[kind] @ v
+    found = Curvature(gpt2().float(), "cross_entropy", data, kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = found @ v.float()
+    rough = Curvature(gpt2().bfloat16(), "cross_entropy", data, kind) @ v
+    assert product.dtype == torch.float32
+    assert not torch.equal(product, found @ v.float())
+    assert (product.double() - wanted).norm() < 2 * (rough - wanted).norm()
+
+
+def test_a_compiled_model_is_taken_as_it_was_before():
+    model = shaken(nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True))
+    x, y = torch.randn(2, 2, 3, 4).double()
+    v = vectors(sum(p.numel() for p in model.parameters()), 1)[:, 0]
+
+    def product(model):
+        return Curvature(model, lambda output, batch: (output - batch[1]).square(), [(x, y)], "hessian") @ v
+
+    torch.testing.assert_close(product(torch.compile(model, backend="eager")), product(model))
+
+
 class OnlyBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

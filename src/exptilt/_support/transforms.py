@@ -39,16 +39,26 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def derivatives_are_nested() -> bool:
-    """Whether derivatives are nested, or vectorised, in another way than grad, or jvp of grad.
+def derivatives_are_nested(tensors: Iterable[Any]) -> bool:
+    """Whether derivatives may be nested, or vectorised, in another way than backward passes or jvp of grad.
 
-    True also for a forward derivative alone: a backward pass may go over it later.
+    True for a forward derivative where gradients are on: a backward pass may go over it later. Plain autograd
+    counts if one of the tensors requires a gradient outside of all transforms.
     """
     kinds = torch._C._functorch.TransformType
     levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
     if not levels:
         return in_forward_mode()
-    return levels not in ([kinds.Grad], [kinds.Vmap], [kinds.Jvp, kinds.Grad])
+    if levels == [kinds.Jvp] and not torch.is_grad_enabled():
+        return False
+    if levels not in ([kinds.Grad], [kinds.Jvp, kinds.Grad]):
+        return True
+    for x in tensors:
+        while isinstance(x, Tensor) and is_wrapped(x):
+            x = unwrapped(x)
+        if isinstance(x, Tensor) and x.requires_grad:
+            return True
+    return False
 
 
 def in_backward() -> bool:

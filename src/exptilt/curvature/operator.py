@@ -23,19 +23,19 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
-from torch.func import grad
+from torch.autograd import forward_ad
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt._support.files import draft, prepare_folder
 from exptilt._support.solution import Solution
-from exptilt._support.transforms import version
-from exptilt.curvature.batches import Batches
+from exptilt._support.transforms import autocasts, full_precision, version
+from exptilt.curvature.batches import Batches, fingerprint
 from exptilt.curvature.estimates import Estimates
 from exptilt.curvature.memory import freed_memory_returned
 from exptilt.curvature.objectives import CrossEntropy, FunctionLoss, Outputs, Weights, push
 from exptilt.curvature.parameters import Parameters
-from exptilt.curvature.refusals import first_not_finite, refuse_randomness
+from exptilt.curvature.refusals import first_not_finite, randomness_refused, refuse_training
 from exptilt.lens.differentiable import differentiable
 
 KINDS = ("ggn", "hessian", "fisher", "empirical")
@@ -107,7 +107,7 @@ class Curvature(Estimates):
             raise ArgumentError(
                 f"Curvature: loss is {loss!r}. Pass 'cross_entropy', or a function of output and batch."
             )
-        refuse_randomness(model)
+        refuse_training(model)
         self.model, self.loss, self.sample = model, loss, sample
         self.seed = checks.whole("Curvature", "seed", seed, least=0)
         self.parameters = Parameters(model, parameters)
@@ -115,7 +115,7 @@ class Curvature(Estimates):
         if self.checkpoint is not None:
             prepare_folder(self.checkpoint)
         self.batches = Batches(data, progress)
-        with self._attention():
+        with self._attention(), randomness_refused(model):
             self.objective: CrossEntropy | FunctionLoss = (
                 CrossEntropy(model, next(iter(data)))
                 if isinstance(loss, str)
@@ -297,8 +297,11 @@ class Curvature(Estimates):
         weights = self.parameters.weights()
         if self.kind == "hessian":
             losses = self.objective.losses(batch)
-            found: Weights = push(grad(lambda w: losses(w).sum()), weights, vector)[1]
-            return found
+            with forward_ad.dual_level(), torch.enable_grad():
+                leaves = {k: forward_ad.make_dual(w.requires_grad_(), vector[k]) for k, w in weights.items()}
+                slopes = torch.autograd.grad(losses(leaves).sum(), list(leaves.values()), allow_unused=True)
+                along = [None if x is None else forward_ad.unpack_dual(x).tangent for x in slopes]
+            return {name: x.detach() for name, x in zip(leaves, along, strict=True) if x is not None}
         if self.kind == "empirical":
             return self._outer(self.objective.sequences(batch), weights, vector)
         if self.kind == "fisher" and self.sample is not None:
@@ -307,7 +310,8 @@ class Curvature(Estimates):
         outputs = self.objective.outputs(batch)
         with torch.no_grad():
             z, along = push(outputs, weights, vector)
-            bent = self.objective.bend(batch, z, along, weights)
+            with full_precision(self.device):
+                bent = self.objective.bend(batch, z, along, weights)
         del z, along
         return self._pull(outputs, lambda _: bent)
 
@@ -366,17 +370,23 @@ class Curvature(Estimates):
             return None
         now = [(name, p.data_ptr(), version(p)) for name, p in self.model.named_parameters()]
         if self._weights_mark is None or self._weights_mark[0] != now:
-            mark = hashlib.blake2b(digest_size=16)
-            for p in self.model.state_dict().values():
-                mark.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-            self._weights_mark = (now, mark.hexdigest())
-        name = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__qualname__", "function")
-        key = repr(
-            (self.kind, name, self.seed, self.batches.marks, self.parameters.names, self._weights_mark[1])
-        )
+            everything = list(self.model.state_dict().values()), self._examples()
+            self._weights_mark = (now, fingerprint(everything))
+        rounded = torch.get_autocast_dtype(self.device.type) if autocasts(self.device) else None
+        marks = self.batches.marks, self._weights_mark[1]
+        key = repr((self.kind, self.seed, marks, self.parameters.names, rounded))
         mark = hashlib.blake2b(key.encode(), digest_size=16)
         mark.update(vector.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return self.checkpoint / f"{mark.hexdigest()}.npy"
+
+    def _examples(self) -> Any:
+        """The losses of the first batch, and labels drawn for it: two functions may have the same name."""
+        if isinstance(self.loss, str):
+            return None
+        weights, batch = self.parameters.weights(), next(iter(self.batches.data))
+        with torch.no_grad(), self._attention():
+            drawn = self._drawn(batch, 0, weights) if self.sample is not None else None
+            return self.objective.losses(batch)(weights), drawn
 
     def _load(self, path: Path) -> Tensor:
         try:

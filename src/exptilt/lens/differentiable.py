@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt.lens.corrections import Corrections
 from exptilt.lens.watching.call import Intercepted, Request
 from exptilt.lens.watching.interception import Interception
 from exptilt.lens.watching.torch_hook import innermost
@@ -54,19 +55,19 @@ class differentiable(ContextDecorator):
                 "transformers model."
             )
         self._model = model
-        self._open: list[Interception | None] = []
+        self._open: list[tuple[Interception | None, Corrections]] = []
 
     def __enter__(self) -> nn.Module:
-        around = innermost()
-        if around is not None and self._model in around.modules:
-            self._open.append(None)  # inside a watch of this model `attend` computes its attention already
-            return self._model
-        seen = Intercepted(self._model, uncast(_attend), _refuse_dropout, lambda *_: None, quiet=True)
-        self._open.append(Interception(seen).__enter__())
+        around, opened = innermost(), None
+        if around is None or self._model not in around.modules:  # else a watch computes its attention already
+            seen = Intercepted(self._model, uncast(_attend), _refuse_dropout, lambda *_: None, quiet=True)
+            opened = Interception(seen).__enter__()
+        self._open.append((opened, Corrections().__enter__()))
         return self._model
 
     def __exit__(self, *raised: Any) -> None:
-        opened = self._open.pop()
+        opened, corrections = self._open.pop()
+        corrections.__exit__(*raised)
         if opened is None:
             return
         opened.__exit__(*raised)

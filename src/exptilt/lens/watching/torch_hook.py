@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from exptilt._support.transforms import derivatives_are_nested
 from exptilt.lens.watching.call import OPEN, Intercepted, Request
 from exptilt.lens.watching.softmax_hook import Softmaxes
 from exptilt.lens.watching.transformers_hook import read_dense
@@ -40,8 +39,6 @@ class FunctionalMode(TorchFunctionMode):
                 return _attention(self.model, module, self.model.kind(module), False, *args, **(kwargs or {}))
             if ours:
                 return self._multihead(module, *args, **(kwargs or {}))
-        if function is F.layer_norm and self.model.quiet and derivatives_are_nested():
-            function = _layer_norm
         output = function(*args, **(kwargs or {}))
         self.softmaxes.called(function, args, kwargs, output)
         return output
@@ -59,26 +56,6 @@ class FunctionalMode(TorchFunctionMode):
                 _with_inner(inner)(query, key, *rest, **{**keywords, "need_weights": False})
             return F.multi_head_attention_forward(query, key, *rest, **keywords)
         return _with_inner(inner)(query, key, *rest, **keywords)
-
-
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """`layer_norm` written out. Torch's own takes mean and deviation for constants where derivatives nest.
-
-    A gradient of a `torch.func.jvp` through it is silently wrong (by 30 % for a single layer), and so is
-    `torch.func.hessian` by weights; `jvp` of `grad` is right.
-    """
-    axes = tuple(range(-len(normalized_shape), 0))
-    x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-    centred = x - x.mean(axes, keepdim=True)
-    output = (centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps)).to(input.dtype)
-    output = output if weight is None else output * weight
-    return output if bias is None else output + bias
 
 
 def innermost() -> Intercepted | None:
@@ -106,13 +83,25 @@ def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:
 def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
     """`multi_head_attention_forward` that calls `inner` in place of `scaled_dot_product_attention`."""
     original = F.multi_head_attention_forward
-    replaced = {"scaled_dot_product_attention": inner, "has_torch_function": lambda _: False}
+    replaced = {
+        "scaled_dot_product_attention": inner,
+        "has_torch_function": lambda _: False,
+        "_in_projection_packed": _packed,
+    }
     names = {**original.__globals__, **replaced}
     copy = FunctionType(
         original.__code__, names, original.__name__, original.__defaults__, original.__closure__
     )
     copy.__kwdefaults__ = original.__kwdefaults__
     return copy
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Sequence[Tensor]:
+    """Torch's projection of queries, keys and values, but with one gradient in place of three padded ones."""
+    if q is not k or k is not v:
+        own: Sequence[Tensor] = F._in_projection_packed(q, k, v, w, b)  # type: ignore[attr-defined]
+        return own
+    return F.linear(q, w, b).unflatten(-1, (3, q.shape[-1])).movedim(-2, 0).contiguous().unbind(0)
 
 
 def _attention(
