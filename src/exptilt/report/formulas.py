@@ -29,23 +29,35 @@ def set_formula(latex: str) -> str:
     """A formula as HTML: a ``<span>`` for each part, which holds one or more ``<math>`` elements."""
     from latex2mathml.converter import convert
 
-    rows = [ElementTree.fromstring(convert(piece))[0] for piece in parts(latex)]
+    rows = [ElementTree.fromstring(convert(piece, display="block"))[0] for piece in parts(latex)]
     return "".join(f"<span>{'<wbr>'.join(map(_math, _pieces(row)))}</span>" for row in rows)
 
 
 def _pieces(row: Element) -> list[list[Element]]:
     """Cut the children of a long row into pieces, first outside of brackets, then inside if need be."""
     depth, depths = 0, []
-    for child in row:
+    children = [word for child in row for word in _words(child)]
+    for child in children:
         first = "".join(next(child.iter(), child).itertext())[:1]
         depth -= first in _CLOSE
         depths.append(depth)
         depth += first in _OPEN
-    pieces = [list(zip(row, depths, strict=True))]
+    pieces = [list(zip(children, depths, strict=True))]
     for level in range(3):
         cuts = [_cut(piece, level) if _length(piece) > _LONG else [piece] for piece in pieces]
         pieces = [piece for several in cuts for piece in several]
     return [[child for child, _ in piece] for piece in pieces]
+
+
+def _words(child: Element) -> list[Element]:
+    """A long text as its words, anything else as it is."""
+    if not child.tag.endswith("mtext") or len(child.text or "") <= _LONG:
+        return [child]
+    found = []
+    for word in re.findall(r"\S+\s*", child.text or ""):
+        found.append(Element(child.tag))
+        found[-1].text = word
+    return found
 
 
 def _cut(piece: list[tuple[Element, int]], level: int) -> list[list[tuple[Element, int]]]:
