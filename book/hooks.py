@@ -87,7 +87,9 @@ def on_page_markdown(markdown, page, **_):
 def _typeset(match):
     block, inline = match.groups()
     if inline:
-        return FORMULAS["set_formula"](inline).replace('display="block"', 'display="inline"')
+        from latex2mathml.converter import convert
+
+        return convert(inline)
     return f'<div class="maths" tabindex="0">{FORMULAS["set_formula"](block)}</div>'
 
 
@@ -116,7 +118,7 @@ def public_names():
     found = {"exptilt": sorted(first, key=str.lower)}
     for module in sorted(stored.keys() - {"exptilt"}):
         found[module] = sorted(set(stored[module]) - first, key=str.lower)
-    return found
+    return {module: names for module, names in found.items() if names}
 
 
 def summary(module, name):

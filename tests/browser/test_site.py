@@ -80,6 +80,8 @@ def test_pages_stand_alone_at_every_width(site, browser, name, width):
         assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:"))] == []
         across = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(across) == 0
+        wide = "[...document.querySelectorAll('.maths')].filter((x) => x.scrollWidth > x.clientWidth).length"
+        assert page.evaluate(wide) == 0  # formulas wrap
         broken = "[...document.images].filter((image) => image.complete && !image.naturalWidth).length"
         assert page.evaluate(broken) == 0
         assert page.evaluate("[...document.images].every((image) => image.alt)")

@@ -192,7 +192,9 @@ def test_with_base_dependencies_the_extra_is_named_first(capsys, monkeypatch):
     assert "transformers is not installed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["report", "./nowhere"], ["report", "--text", "nowhere.txt"]])
+@pytest.mark.parametrize(
+    "words", [["report", "./nowhere"], ["report", "--text", "nowhere.txt"], ["switch", "nowhere.csv"]]
+)
 def test_a_wrong_path_is_told_before_anything_is_loaded(words):
     code = (
         "import sys\nfrom exptilt.cli.main import main\n"

@@ -61,7 +61,7 @@ _CODES = {status: code for code, status in enumerate(Status)}
 
 @dataclass(frozen=True)
 class Solution(Generic[Value]):
-    """Value of a solver with its certificate.
+    """Result of a solver: the value, how each problem ended, its residual and its steps.
 
     Args:
         value: the solution; leading axes are batch.

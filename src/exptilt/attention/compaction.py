@@ -130,7 +130,7 @@ def compact(
     log_weight: Tensor | None = None,
     scale: float | None = None,
 ) -> Compact:
-    """A few weighted keys that answer queries like `key` and `value` do.
+    """A few weighted keys and values that attend nearly as all of `key` and `value` do.
 
     Args:
         key: ``(..., Hkv, K, D)``, without a position of their own or rotated already.

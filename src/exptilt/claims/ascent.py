@@ -66,7 +66,7 @@ def step(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Findi
 
 @claim(
     "B2",
-    "Without a norm, points run off along extreme points",
+    "Without a norm, points diverge along extreme points",
     r"\|\eta_t\|/t\to\|x_n\|\ \text{ along an extreme point } x_n,\quad "
     r"\text{patterns moving along: } \|\eta_{t+1}\|/\|\eta_t\|\to 2",
     f"{FAMILY}, below equation 7 (“would ultimately cause divergence to infinity”)",
@@ -84,7 +84,7 @@ def divergence(
     step.
 
     Experiment:
-        Points run off for several hundred steps: growth of their length in the last quarter against the
+        Points diverge for several hundred steps: growth of their length in the last quarter against the
         length of the pattern they follow, and how far that pattern is from the hull of the others.
 
     Example:

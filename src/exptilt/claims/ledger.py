@@ -255,7 +255,7 @@ def run(
     store: str | os.PathLike[str] | None = None,
     again: bool = False,
 ) -> Iterator[Evidence]:
-    """Run claims one after the other; each is there as soon as it is done.
+    """Run claims one after the other, and yield the evidence of each as soon as it is done.
 
     Args:
         ids: which; none for all.

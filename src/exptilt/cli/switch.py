@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from exptilt.cli.arguments import positive, seed
+from exptilt.cli.arguments import check_paths, positive, seed
 
 SUMMARY = "find the regimes of a time series in a CSV or parquet file"
 EXAMPLES = """\
@@ -59,6 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, print the summary, write page and table."""
+    check_paths("FILE.csv", [arguments.file])
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         install = "pip install 'exptilt[report]'"

@@ -22,7 +22,7 @@ def positions(sizes: tuple[int, ...], rank: int, order: str, device: torch.devic
 
 
 def shard(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group = None) -> Tensor:
-    """This process's part of a tensor that every process has whole.
+    """The part of a tensor that belongs to this process; every process passes the whole tensor.
 
     Args:
         x: ``(..., length, ...)``, the same on every process.

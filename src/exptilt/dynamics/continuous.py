@@ -95,7 +95,7 @@ def integrate(
         except AssertionError as problem:  # torchdiffeq: its step has become 0, or a state infinite
             raise ConvergenceError(
                 f"Flow.ode: the solver could not go on near time {reached:.6g} ({problem}). Without a "
-                "renormaliser points run off: pass renormalize=, or go less far; else loosen rtol and atol, "
+                "renormaliser points diverge: pass renormalize=, or go less far; else loosen rtol and atol, "
                 "or pass float64."
             ) from problem
         for t, state in zip(part[1:].tolist(), found[1:], strict=True):

@@ -3,7 +3,7 @@ r"""A flow: ascend the log-normalizer, renormalise, repeat.
     η ← RN(η + step · g(η)),      g(η) = Σ_n softmax_n(β⟨x_n,η⟩) x_n     (``ascent.py``, ``renormalizers.py``)
 
 With moving patterns this is self-attention with a skip connection and a norm after it, layer upon layer
-without weights; with patterns held still this is cross-attention, and without RN each point runs off along an
+without weights; with patterns held still this is cross-attention, and without RN each point diverges along an
 extreme point of the patterns' hull (THEORY B2). As step → 0 and steps·step → time it becomes an ordinary
 differential equation on the constraint that RN keeps (``continuous.py``).
 
@@ -302,5 +302,5 @@ def check_step(points: Tensor, count: int) -> None:
         index = tuple((~good).nonzero()[0].tolist())
         raise ConvergenceError(
             f"Flow: after step {count} the point at index {index} is not finite: {points[index].tolist()}. "
-            "Without a renormaliser points run off; pass renormalize=, a smaller step, or fewer steps."
+            "Without a renormaliser points diverge; pass renormalize=, a smaller step, or fewer steps."
         )

@@ -5,7 +5,7 @@ steps
 
     η ← η − t ∇²G(η)⁻¹ (∇G(η) − m),     t = 1, ½, ¼, ... until F falls enough (Armijo).
 
-If m lies on or outside the hull of the support, F has no minimiser: η runs off to infinity. On the boundary
+If m lies on or outside the hull of the support, F has no minimiser: η goes to infinity. On the boundary
 the residual still falls to zero, so a small residual proves nothing; but Newton's step then keeps its length
 instead of shrinking quadratically. A problem counts as solved only when the residual is within the tolerance
 *and* the step has shrunk. Outside, of points x_n with masses w_n,

@@ -194,7 +194,7 @@ def _classes() -> tuple[type, type]:
             """Make all layers smaller: `recent` keys as they are, and `budget` on average for the others."""
             if any(x.query is None for x in self.layers):
                 raise ArgumentError(
-                    "compact_cache: no queries came by. The model must attend by exptilt while the cache "
+                    "compact_cache: no queries were seen. The model must attend by exptilt while the cache "
                     'is in use: model.set_attn_implementation("exptilt").'
                 )
             old = [x.keys.shape[-2] - self.recent for x in self.layers]

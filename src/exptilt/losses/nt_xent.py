@@ -72,7 +72,7 @@ def supervised_contrastive(
     similarity: str = "cosine",
     reduction: str = "mean",
 ) -> Tensor:
-    r"""The supervised contrastive loss (Khosla et al. 2020, L_out): others of my class against all others.
+    r"""The supervised contrastive loss (Khosla et al. 2020, L_out): items of one class against all others.
 
     Args:
         embedding: ``(N, d)``.

@@ -83,7 +83,7 @@ def nce(
     bias: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Noise-contrastive estimation: tell the target from noise, one yes and S noes for each token.
+    r"""Noise-contrastive estimation: a binary loss of the target against S noise outcomes, for each token.
 
     With ``log_noise=None`` this is word2vec's negative sampling: `hidden` are the vectors of centre words,
     `weight` the table of context vectors, `target` the context words, `sampled` the negatives.

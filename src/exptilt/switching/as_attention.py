@@ -144,7 +144,7 @@ def as_filter(
     tolerance: float | None = None,
     max_steps: int = 2000,
 ) -> HeadFilter:
-    """A head as a chain of tokens: where it comes from in the long run, and how soon it forgets.
+    """A head as a Markov chain over tokens: its stationary law, and how fast it mixes.
 
     Args:
         query: ``(..., heads, n, D)``, as a head of a model has it: the lens shows it to `observe`.

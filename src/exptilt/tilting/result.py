@@ -27,7 +27,7 @@ _LINES = "log_normalizer", "entropy", "score_mean", "score_variance", "score_max
 
 @dataclass(frozen=True)
 class AttentionResult:
-    """The measure of the keys tilted by each query: its mean and its statistics.
+    """Result of `attend`: the output, and statistics of the scores of each query.
 
     Attributes:
         output: ``(..., Hq, Q, Dv)``, the mean of the values: attention.
@@ -88,7 +88,8 @@ class AttentionResult:
         return table + html_curves(by_query[:, None], "entropy by query, mean over heads, nats")
 
 
-Tilted = AttentionResult  # its former name
+Tilted = AttentionResult
+"""The former name of `AttentionResult`."""
 del AttentionResult.parts  # this default would keep `__getattr__` from making the parts
 
 

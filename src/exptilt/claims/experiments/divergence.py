@@ -1,4 +1,4 @@
-r"""Without a renormaliser points run off (THEORY B2), at a rate that is known.
+r"""Without a renormaliser points diverge (THEORY B2), at a rate that is known.
 
 Patterns x_n held still: once η is long, softmax picks the pattern with the largest ⟨x_n,η⟩, and η ← η + x_n
 from then on. The pattern x_n stays picked only if ⟨x_n,x_n⟩ ≥ ⟨x_m,x_n⟩ for all m, which makes x_n an extreme
@@ -41,7 +41,7 @@ class DivergenceRate(NamedTuple):
 def divergence_rate(
     *, count: int = 200, patterns: int = 50, dimension: int = 3, steps: int = 400, seed: int = 0
 ) -> DivergenceRate:
-    """Measure how fast points run off without a renormaliser.
+    """Measure how fast points diverge without a renormaliser.
 
     Args:
         count: how many points.

@@ -16,7 +16,7 @@ from exptilt.tilting import attend
 @claim(
     "H1",
     "On the circle at β = 5 points form three clusters",
-    r"k^*=\arg\max_k k^2I_k(\beta),\qquad k^*(5)=3",
+    r"k^*=\text{argmax}_k\, k^2I_k(\beta),\qquad k^*(5)=3",
     "Bruno, Pasqualotto, Agazzi, arXiv 2410.23228",
     seeds=1,
 )

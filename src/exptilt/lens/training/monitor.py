@@ -299,7 +299,7 @@ class TrainingMonitor:
         self._read()
 
     def on_exception(self, *others: Any) -> None:
-        """Lightning event when training breaks off: let go of the model.
+        """Lightning event when training fails: close the log and remove all hooks.
 
         Args:
             others: the trainer, the module and the exception.

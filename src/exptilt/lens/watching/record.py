@@ -119,7 +119,7 @@ class Record:
             self.settle()
 
     def settle(self) -> None:
-        """Summarise the calls that wait."""
+        """Summarise the calls that were added and not summarised yet."""
         waiting, self._waiting, self._size = self._waiting, [], 0
         groups: dict[Any, list[int]] = {}
         for index, call in enumerate(waiting):

@@ -98,7 +98,7 @@ class Watch:
         if missed:
             raise NothingSeenError(
                 f"watch: {len(missed)} attention modules of {self.intercepted.name} ran, but their attention "
-                f"did not come by: {self._some(missed)}. {_KNOWN}"
+                f"was not seen: {self._some(missed)}. {_KNOWN}"
             )
         if ran:
             text = (
@@ -108,7 +108,7 @@ class Watch:
             warnings.warn(text, ExptiltWarning, stacklevel=3)
         if not self.record.calls:
             what = "was not called inside the watch, by the thread that opened it, or has no attention"
-            what = "ran, but no attention of it came by" if seen.ran else what
+            what = "ran, but no attention of it was seen" if seen.ran else what
             raise NothingSeenError(f"watch: {self.intercepted.name} {what}. {_KNOWN}")
         if self.wanted.edit is not None and not self._changed:
             text = f"watch: edit changed no call of {self.intercepted.name}. Layers are numbered from 0."

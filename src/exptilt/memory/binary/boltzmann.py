@@ -109,7 +109,7 @@ class RestrictedBoltzmann:
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> "RestrictedBoltzmann":
-        """A machine to begin learning with: small random weights, biases 0.
+        """A machine with small random weights and biases 0, to start learning from.
 
         Args:
             visible_units: V.

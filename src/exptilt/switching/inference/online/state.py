@@ -100,7 +100,7 @@ class OnlineState:
         clock: Callable[[float], ModelParameters] | None = None,
         time: float = 0.0,
     ) -> "OnlineState":
-        """The state before anything was seen.
+        """The state before the first observation.
 
         Args:
             model: a model, or a list of models of the same sizes, one for each member of a batch.
@@ -158,7 +158,7 @@ class OnlineState:
     def step(
         self, y: ArrayLike | None, *, inputs: ArrayLike | None = None, time: float | None = None
     ) -> "OnlineState":
-        """The state one step on, given what is seen there: `predict`, then `update`.
+        """The state one step later, given the observation there: `predict`, then `update`.
 
         Args:
             y: ``(m,)``, or ``(B, m)`` for a batch; NaN, or None for all, where nothing was seen.
@@ -182,7 +182,7 @@ class OnlineState:
     def forecast(
         self, steps: int, *, inputs: ArrayLike | None = None, level: float = 0.9, every: float | None = None
     ) -> Forecast:
-        """What may be seen at the next steps: means, intervals and mode probabilities, as of `filter`.
+        """Forecast of the next observations: means, intervals and mode probabilities, as of `filter`.
 
         Args:
             steps: how many.
@@ -213,7 +213,7 @@ class OnlineState:
             )
 
     def update(self, y: ArrayLike | None) -> "OnlineState":
-        """The predicted state, given what was seen.
+        """The predicted state, updated by an observation.
 
         Args:
             y: ``(m,)``, or ``(B, m)`` for a batch; NaN, or None for all, where nothing was seen.
@@ -270,7 +270,7 @@ class OnlineState:
         return _state(plan, rows, self.t + 1, history=left)
 
     def innovations(self, y: ArrayLike | None = None) -> Innovations:
-        """What observations say to each mode under the prediction: to gate and to choose among them.
+        """Innovations of observations under the prediction of each mode, to gate and associate them.
 
         Args:
             y: candidates, ``(..., m)``, for a batch ``(B, ..., m)``; None for the one of the last update.
@@ -320,13 +320,13 @@ class OnlineState:
 
     @property
     def laws_updated(self) -> int:
-        """How many predicted laws a step holds against its observation: M, with GPB2 M²."""
+        """How many predicted laws a step updates by its observation: M, with GPB2 M²."""
         ahead = self._plan.part["ahead"]
         return int(ahead.stop - ahead.start) // self._plan.law
 
     @property
     def log_likelihood(self) -> Values:
-        """log p of all that was seen, a number or ``(B,)``."""
+        """log p of all observations so far, a number or ``(B,)``."""
         return self._one(self._rows[:, self._plan.part["term"].start + 1])
 
     @property
