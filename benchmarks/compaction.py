@@ -1,25 +1,28 @@
-"""Compact caches on a real model: the loss of later tokens when earlier keys are replaced by a few.
+"""Compact caches on real models: what it costs to replace many keys by a few.
 
 SmolLM2-135M reads 1,024 tokens of a text; in every layer and head their rotated keys are replaced by budget
-keys, found with the queries of the last 512 of them; then it reads the next 256 tokens over those and its
-own keys. Increase in loss, in nats a token, against the whole cache. All methods are ours:
+keys; then it reads the next 256 tokens over those and its own keys. Increase in loss, in nats a token, against
+the whole cache. All methods are ours:
 
     random             keys drawn at random
     sinks + window     the first 4 and the last
-    subset             the keys of largest mean squared attention
+    subset             the keys of largest mean squared attention from the queries of the last 512 tokens
     subset + fit       these, with log-weights (non-negative least squares) and values (ridge) fitted to the
                        queries' mass and output, as Attention Matching does
-    collapse           `xt.compact` without a fit: the heaviest half kept, the others joined in clusters
-    collapse + fit     `xt.compact`
-    layers share       the same, the budget shared by the layers in proportion to the error of `xt.compact`
+    collapse + fit     `xt.compact`: the heaviest half kept, the others joined in clusters
 
-"moved on" are queries rotated by 512 places, to where later tokens will stand; without it they keep their
-own, and look at keys that come after them. Settings were chosen on the texts `CHOSEN_ON`, and are reported
-on others.
+"placed" are the queries of all 1,024 tokens, rotated to the 256 places where later tokens will stand. With
+"layers share" a layer's part of the budget is in proportion to the error that the method without a fit leaves
+in it. Settings were chosen on the texts `CHOSEN_ON`, and are reported on others.
+
+MiniLM has no cache: it reads 512 tokens, and every layer attends to compact keys, found with the queries that
+read them. Its number is the distance of the text's embedding from that without compaction, over its length.
 """
 
+import sysconfig
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,10 @@ import exptilt as xt
 import harness
 from exptilt.attention.compaction import share_budget
 from exptilt.lens import models
+from exptilt.lens.caches import at_next_places
 
 PAGE = harness.FOLDER.parent / "two_measures.md"
-PREFIX, NEXT, TRAIN = 1024, 256, 512
+PREFIX, NEXT, LAST = 1024, 256, 512
 RATIOS = (4, 10, 20, 50)
 CHOSEN_ON = ("Shakespeare", "manual")
 Cache = tuple[Tensor, Tensor, Tensor]  # key, value (heads, budget, dim), log-weight (heads, budget)
@@ -84,31 +88,38 @@ def each(way: Callable[..., Cache], **options: Any) -> Method:
     return lambda layers, budget: [way(*layer, budget, **options) for layer in layers]
 
 
-def shared(way: Callable[..., Cache]) -> Method:
-    """A method whose budget the layers share."""
+def shared(way: Callable[..., Cache], method: str) -> Method:
+    """A method whose budget the layers share, by the error of `xt.compact` with this method."""
 
     def run(layers: Layers, budget: int) -> list[Cache]:
-        parts = share_budget([{"key": k, "value": v, "queries": q} for k, v, q in layers], budget)
+        given = [{"key": k, "value": v, "queries": q, "method": method} for k, v, q in layers]
+        parts = share_budget(given, budget)
         return [way(*layer, part) for layer, part in zip(layers, parts, strict=True)]
 
     return run
 
 
-# whether queries are moved on, and the method
+# whether queries are placed, and the method
 METHODS: dict[str, tuple[bool, Method]] = {
     "random": (False, each(random)),
     "sinks + window": (False, each(window)),
-    "subset": (False, each(ours, method="subset", fit=False)),
+    "subset": (False, each(ours, method="subset")),
     "subset + fit": (False, each(fitted)),
-    "collapse": (False, each(ours, fit=False)),
-    "subset + fit, moved on": (True, each(fitted)),
-    "collapse + fit, moved on": (True, each(ours)),
-    "subset + fit, moved on, layers share": (True, shared(fitted)),
-    "collapse + fit, moved on, layers share": (True, shared(ours)),
+    "subset + fit, placed": (True, each(fitted)),
+    "collapse + fit, placed": (True, each(ours)),
+    "subset + fit, placed, layers share": (True, shared(fitted, "subset")),
+    "collapse + fit, placed, layers share": (True, shared(ours, "collapse")),
+}
+ENCODER: dict[str, Callable[..., Cache]] = {
+    "random": random,
+    "sinks + window": window,
+    "subset": partial(ours, method="subset"),
+    "subset + fit": fitted,
+    "collapse + fit": ours,
 }
 
 
-class Model:
+class Decoder:
     """SmolLM2 whose attention is kept while it reads a prefix, and goes over compact keys afterwards."""
 
     def __init__(self) -> None:
@@ -137,13 +148,9 @@ class Model:
         out = self.model(input_ids=ids, position_ids=place, use_cache=False)
         return out.logits
 
-    def move(self, query: Tensor, places: int) -> Tensor:
-        """Rotated queries (..., dim) as they would be so many places later."""
-        half, config = query.shape[-1] // 2, self.model.config
-        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
-        angle = places / theta ** (torch.arange(half) / half)
-        cos, sin, (x, y) = angle.cos(), angle.sin(), query.split(half, -1)
-        return torch.cat([x * cos - y * sin, y * cos + x * sin], -1)
+    def placed(self, layer: int, query: Tensor) -> Tensor:
+        """The queries of a layer at the places of later tokens."""
+        return at_next_places(self.model, self.model.model.layers[layer].self_attn, query[None], NEXT)[0]
 
     def loss(self, ids: Tensor, caches: dict[int, Cache]) -> float:
         """Loss of the tokens after the prefix, over these caches."""
@@ -154,8 +161,33 @@ class Model:
         return float(torch.nn.functional.cross_entropy(logits, target))
 
 
+class Encoder:
+    """MiniLM whose layers attend to compact keys."""
+
+    def __init__(self) -> None:
+        loaded = models.load_model("minilm")
+        self.model, self.tokenizer = loaded.model.eval(), loaded.tokenizer
+        self.way: Callable[[Tensor, Tensor, Tensor], Cache] | None = None
+        AttentionInterface.register("compact encoder", self.attention)
+        self.model.set_attn_implementation("compact encoder")
+
+    def attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **_: Any) -> Any:
+        """What transformers calls in place of its attention."""
+        weight = None
+        if self.way is not None:
+            key, value, weight = (x[None] for x in self.way(key[0], value[0], query[0]))
+        return xt.attend(query, key, value, log_weight=weight).output.transpose(1, 2), None
+
+    @torch.no_grad()
+    def embedding(self, text: str, way: Callable[[Tensor, Tensor, Tensor], Cache] | None) -> Tensor:
+        """The mean of the last layer over 512 tokens."""
+        self.way = way
+        ids = self.tokenizer(text, return_tensors="pt").input_ids[:, :512]
+        return self.model(input_ids=ids).last_hidden_state[0].mean(0)
+
+
 def texts() -> dict[str, str]:
-    """Real texts that come with what is installed: Shakespeare, Python's manual, a licence."""
+    """Real texts that are here anyway: Shakespeare, Python's manual, a page of the docs, licences."""
     from pydoc_data import topics
 
     manual = "\n".join(topics.topics[name] for name in sorted(topics.topics))
@@ -166,8 +198,7 @@ def texts() -> dict[str, str]:
         "Shakespeare, later": plays[12000:],
         "manual, later": manual[200000:230000],
     }
-    import sysconfig
-
+    found["theory page"] = (PAGE.parent / "theory.md").read_text("utf-8")[:30000]
     licence = Path(sysconfig.get_paths()["purelib"]) / "torch-2.13.0+cpu.dist-info"
     named = [
         p for p in licence.rglob("*") if p.is_file() and p.name.upper().startswith(("LICENSE", "NOTICE"))
@@ -178,8 +209,9 @@ def texts() -> dict[str, str]:
     return found
 
 
-def measure(ratios: tuple[int, ...], methods: dict[str, tuple[bool, Method]], names: list[str]) -> Any:
-    model, rows, seconds = Model(), [], {}
+def measure_decoder(ratios: tuple[int, ...], names: list[str], keep: Callable[[Any], None]) -> None:
+    """Rows of SmolLM2, and the longest that a method took in forward passes; given to `keep` after each text."""
+    model, rows, seconds = Decoder(), [], {}
     for name in names:
         ids = model.tokenizer(texts()[name], return_tensors="pt").input_ids[:, : PREFIX + NEXT]
         started = time.process_time()
@@ -188,9 +220,9 @@ def measure(ratios: tuple[int, ...], methods: dict[str, tuple[bool, Method]], na
         seen = [model.seen[i] for i in sorted(model.seen)]
         whole = model.loss(ids, dict(enumerate((k, v, k.new_zeros(k.shape[:2])) for _, k, v in seen)))
         print(f"{name}: loss {whole:.4f}, forward {forward:.1f} s", flush=True)
-        for label, (moved, method) in methods.items():
+        for label, (placed, method) in METHODS.items():
             started = time.process_time()
-            past = [(k, v, model.move(q[:, -TRAIN:], TRAIN) if moved else q[:, -TRAIN:]) for q, k, v in seen]
+            past = [(k, v, model.placed(i, q) if placed else q[:, -LAST:]) for i, (q, k, v) in enumerate(seen)]
             ready = time.process_time() - started
             for ratio in ratios:
                 started = time.process_time() - ready
@@ -200,51 +232,69 @@ def measure(ratios: tuple[int, ...], methods: dict[str, tuple[bool, Method]], na
                 rows.append({"text": name, "ratio": ratio, "method": label, "loss": whole, "increase": gain})
                 seconds.setdefault(label, []).append(took)
                 print(f"  {ratio:3d}x {label:38s} +{gain:.4f}   {took:.2f} forward passes", flush=True)
-    return {"rows": rows, "cost": {label: max(x) for label, x in seconds.items()}}
+        keep({"rows": rows, "cost": {label: max(x) for label, x in seconds.items()}})
+
+
+def measure_encoder(ratios: tuple[int, ...], names: list[str]) -> list[dict[str, Any]]:
+    """Rows of MiniLM: how far compaction moves the embedding of a text, over its length."""
+    model, rows = Encoder(), []
+    for name in names:
+        whole = model.embedding(texts()[name], None)
+        for label, way in ENCODER.items():
+            for ratio in ratios:
+                found = model.embedding(texts()[name], partial(way, budget=512 // ratio))
+                far = float((found - whole).norm() / whole.norm())
+                rows.append({"text": name, "ratio": ratio, "method": label, "increase": far})
+    return rows
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Mean increase in loss over the texts, by method and ratio, and the cost in forward passes."""
-    found = means(results)
     rows = [
-        [label, *(f"{x:.3f}" for x in found[label].values()), f"{cost:.2f}"]
-        for label, cost in results["cost"].items()
+        [label, *(f"{x:.3f}" for x in found.values()), f"{results['cost'][label]:.2f}"]
+        for label, found in means(results["rows"]).items()
     ]
     ratios = sorted({row["ratio"] for row in results["rows"]})
-    counts = [len({row["text"] for row in results["rows"] if row["ratio"] == ratio}) for ratio in ratios]
-    rows.append(["texts", *map(str, counts), ""])
-    return ["nats a token", *(f"{ratio}×" for ratio in ratios), "forward passes"], rows
+    return [f"nats a token, {texts_of(results)}", *(f"{ratio}×" for ratio in ratios), "forward passes"], rows
 
 
-def means(results: dict[str, Any]) -> dict[str, dict[int, float]]:
-    """Mean increase in loss over the texts, by method and ratio."""
+def encoder_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Mean distance of MiniLM's embedding over the texts, by method and ratio."""
+    rows = [
+        [label, *(f"{x:.3f}" for x in found.values())] for label, found in means(results["encoder"]).items()
+    ]
+    ratios = sorted({row["ratio"] for row in results["encoder"]})
+    return ["change of the embedding", *(f"{ratio}×" for ratio in ratios)], rows
+
+
+def texts_of(results: dict[str, Any]) -> str:
+    count = len({row["text"] for row in results["rows"]})
+    return f"{count} texts" if count > 1 else "1 text"
+
+
+def means(rows: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """Mean increase over the texts, by method and ratio."""
     found: dict[str, dict[int, list[float]]] = {}
-    for row in results["rows"]:
+    for row in rows:
         found.setdefault(row["method"], {}).setdefault(row["ratio"], []).append(row["increase"])
-    return {label: {n: sum(x) / len(x) for n, x in sorted(rows.items())} for label, rows in found.items()}
+    return {label: {n: sum(x) / len(x) for n, x in sorted(parts.items())} for label, parts in found.items()}
 
 
 def paint(axes: Any, results: dict[str, Any]) -> None:
-    """Increase in loss over the ratio, for some of the methods, mean over the texts that have all ratios."""
+    """Increase in loss over the ratio, for some of the methods, mean over the texts."""
     from exptilt.report.figures import INK, SERIES
-
-    has = {
-        row["text"]: {r["ratio"] for r in results["rows"] if r["text"] == row["text"]}
-        for row in results["rows"]
-    }
-    results = {"rows": [row for row in results["rows"] if len(has[row["text"]]) == len(RATIOS)]}
 
     looks = {
         "sinks + window": (INK, ":"),
         "subset": (INK, "--"),
         "subset + fit": (SERIES[1], ":"),
-        "subset + fit, moved on": (SERIES[1], "--"),
-        "subset + fit, moved on, layers share": (SERIES[1], "-"),
-        "collapse + fit, moved on": (SERIES[0], "--"),
-        "collapse + fit, moved on, layers share": (SERIES[0], "-"),
+        "subset + fit, placed": (SERIES[1], "--"),
+        "subset + fit, placed, layers share": (SERIES[1], "-"),
+        "collapse + fit, placed": (SERIES[0], "--"),
+        "collapse + fit, placed, layers share": (SERIES[0], "-"),
     }
     for label, (colour, style) in looks.items():
-        x = means(results)[label]
+        x = means(results["rows"])[label]
         axes.plot(list(x), list(x.values()), style, marker="o", markersize=3.5, color=colour, label=label)
     axes.set_xscale("log")
     axes.set_xticks(list(RATIOS), [f"{n}×" for n in RATIOS])
@@ -254,17 +304,27 @@ def paint(axes: Any, results: dict[str, Any]) -> None:
     axes.legend()
 
 
-PICTURES = {"compaction": "Increase in loss by ratio of keys and method, texts with all ratios"}
-PARTS = (harness.Part(PAGE, "compaction", "compaction", table, PICTURES),)
+PICTURES = {"compaction": "Increase in loss by ratio of keys and method, mean over the texts"}
+PARTS = (
+    harness.Part(PAGE, "compaction", "compaction", table, PICTURES),
+    harness.Part(PAGE, "compaction of an encoder", "compaction", encoder_table),
+)
 
 
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     ratios = (20,) if arguments.quick else RATIOS
     names = [name for name in texts() if name not in CHOSEN_ON][: 1 if arguments.quick else None]
-    results = measure(ratios, METHODS, names)
-    path = harness.save("compaction", results, folder=harness.folder(arguments.quick))
-    harness.print_table(*table(harness.read(path)))
+    folder, encoder = harness.folder(arguments.quick), measure_encoder(ratios, names)
+    kept: list[Path] = []
+
+    def keep(found: Any) -> None:
+        kept.append(harness.save("compaction", {**found, "encoder": encoder}, folder=folder))
+
+    measure_decoder(ratios, names, keep)
+    path = kept[-1]
+    for shown in (table, encoder_table):
+        harness.print_table(*shown(harness.read(path)))
     if not arguments.quick:
         harness.plot("compaction", lambda axes: paint(axes, harness.read(path)), folder=path.parent)
         harness.write(PARTS)

@@ -1,7 +1,9 @@
 """Examples run, and print nothing absurd."""
 
+import importlib.util
 import re
 import runpy
+import types
 from pathlib import Path
 
 import nbformat
@@ -158,3 +160,60 @@ def test_torch_does_not_compile_two_derivatives():
     compiled = torch.compile(model, backend="aot_eager")
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         example["loss"](compiled, *torch.randn(2, 2, 8, 4)).backward()
+
+
+PRESS = EXAMPLES / "kvpress_collapse.py"
+
+
+def small_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.15)
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kvpress") is not None, reason="kvpress is installed")
+def test_the_press_says_that_kvpress_is_missing():
+    with pytest.raises(SystemExit, match=r"pip install kvpress.*transformers below 5\.3"):
+        runpy.run_path(str(PRESS))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kvpress") is None, reason="kvpress is not installed")
+def test_the_press_runs_in_kvpress():
+    from transformers import AttentionInterface
+
+    example, model = runpy.run_path(str(PRESS)), small_llama()
+    ids = torch.randint(60, (1, example["PROMPT"] + 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(ids).logits[0, example["PROMPT"] : -1]
+    want = float(torch.nn.functional.cross_entropy(logits, ids[0, example["PROMPT"] + 1 :]))
+    AttentionInterface.register("with log-weights", example["attention"])
+    model.set_attn_implementation("with log-weights")
+    found = [example["measure"](model, ids, example["CollapsePress"](x)) for x in (0.0, 0.5, 0.95)]
+    assert [held for held, _ in found] == [example["PROMPT"], 256, 26]
+    assert abs(found[0][1] - want) < 1e-4
+    assert abs(found[1][1] - want) < 0.1
+
+
+def test_what_the_press_leaves_answers_like_compact_keys(monkeypatch):
+    """Its attention adds the log-weights, with a stand-in for kvpress, which only calls `compress`."""
+    names = ("BasePress", "KnormPress", "ExpectedAttentionPress", "StreamingLLMPress")
+    stand_in = types.SimpleNamespace(**dict.fromkeys(names, object))
+    monkeypatch.setitem(__import__("sys").modules, "kvpress", stand_in)
+    example, model = runpy.run_path(str(PRESS)), small_llama()
+    module = model.model.layers[0].self_attn
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 90, 8, generator=generator) for n in (4, 2, 2))
+    example["attention"](module, q, k, v, None, scaling=module.scaling)
+    press = example["CollapsePress"](0.9)
+    press.post_init_from_model(model)
+    keys, values = press.compress(module, None, k, v, None, {})
+    assert keys.shape == (1, 2, 9, 8)
+    new = [torch.randn(1, n, 5, 8, generator=generator) for n in (4, 2, 2)]
+    joined = [torch.cat([x, y], -2) for x, y in ((keys, new[1]), (values, new[2]))]
+    found = example["attention"](module, new[0], *joined, None, scaling=module.scaling)[0]
+    queries = example["at_next_places"](model, module, q, example["NEXT"])
+    want = xt.compact(k, v, 9, queries, scale=module.scaling).with_fresh(*new).output
+    torch.testing.assert_close(found.transpose(1, 2), want)

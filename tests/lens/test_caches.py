@@ -5,7 +5,7 @@ import torch
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError
-from exptilt.lens.caches import moved_on
+from exptilt.lens.caches import at_next_places, moved_on
 
 
 def small(seed=0, **more):
@@ -79,6 +79,10 @@ def test_queries_are_rotated_to_later_places():
     module = model.model.layers[0].self_attn
     first = [call for call in seen if call.layer == 0]
     torch.testing.assert_close(moved_on(model, module, first[0].query, 7), first[1].query)
+    found = at_next_places(model, module, first[0].query, 40)  # 90 queries to places 90 to 129, in turn
+    for start, stop in ((0, 40), (40, 80), (80, 90)):
+        want = moved_on(model, module, first[0].query[..., start:stop, :], 90 - start)
+        torch.testing.assert_close(found[..., start:stop, :], want)
 
 
 def test_a_watch_sees_compact_keys():

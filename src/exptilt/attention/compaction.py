@@ -32,10 +32,10 @@ from exptilt.tilting import AttentionResult, attend, merge
 METHODS = ("collapse", "subset")
 ROUNDS = 6  # of k-means
 PRIOR = 1e-3  # queries' worth of mass at which a cluster that no query attends to counts its keys
-CELLS = 2**22  # weights held at a time: 16 MB in float32
+CELLS = 2**18  # weights held at a time: 1 MB in float32
 FEWEST = 8  # queries of a head that can be fitted and held out
 RIDGE = 0.01  # of values, in squared weights of queries: that of one which gives a key a tenth of its weight
-PULL, STEPS = 0.1, 200  # the same of log-weights; multiplicative steps
+PULL, STEPS = 0.1, 20  # the same of log-weights; multiplicative steps from the solution of any sign
 
 
 @dataclass(frozen=True)
@@ -269,17 +269,18 @@ class _Problem:
 
     def attention(self, key: Tensor, weight: Tensor) -> Tensor:
         """e^{s − G} (heads, N, n) of some keys."""
-        s = self.scale * (self.query @ key.mT)
-        return s.add_(weight[:, None]).sub_(self.G[..., None]).exp_()
+        return torch.baddbmm(weight[:, None] - self.G[..., None], self.query, key.mT, alpha=self.scale).exp_()
 
     def masses(self) -> tuple[Tensor, Tensor]:
-        """Mean squared attention of each key over the queries, and its sum; a few keys at a time."""
-        size = max(1, CELLS // max(1, self.G.numel()))
-        found = []
-        for k, w in zip(self.key.split(size, 1), self.weight.split(size, 1), strict=True):
-            p = self.attention(k, w)
-            found.append((p.square().mean(1), p.sum(1)))
-        heavy, mass = (torch.cat(x, 1) for x in zip(*found, strict=True))
+        """Squared attention of each key, and its attention, summed over the queries; a few at a time."""
+        heavy, mass = self.weight.new_zeros(2, *self.weight.shape)
+        size = max(1, CELLS // self.weight.shape[1])
+        for head, (k, w) in enumerate(zip(self.scale * self.key, self.weight, strict=True)):
+            for q, G in zip(self.query[head].split(size), self.G[head].split(size), strict=True):
+                p = torch.addmm(w, q, k.mT).sub_(G[:, None]).exp_()
+                one = torch.ones_like(G)
+                mass[head] += one @ p  # a product sums faster than p.sum(0)
+                heavy[head] += one @ p.square_()
         return heavy, mass
 
     def joined(self, budget: int, method: str, keep: float) -> Few:
@@ -336,29 +337,41 @@ class _Problem:
         key, value, weight = few
         N = self.G.shape[1]
         A = self.attention(key, weight)
-        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        late = (torch.arange(N, device=A.device) % length) >= length // 2
+        halves = [(A[:, at], self.output[:, at]) for at in (~late, late)]
+        grams = [x.mT @ x for x, _ in halves]
 
-        def solved(A: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-            """Factors (heads, B) of the weights, and the values."""
-            gram, right = A.mT @ A + PULL * eye, A.sum(1) + PULL
-            w = torch.ones_like(right)
+        def solved(gram: Tensor, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+            """Factors (heads, B) of the weights, and the values, from the sum over some of the halves.
+
+            Rows of the values' fit count by the square of their weight's sum, which is near 1.
+            """
+            shifted, right = gram.clone(), sum(x.sum(1) for x, _ in parts) + PULL
+            shifted.diagonal(dim1=-2, dim2=-1).add_(PULL)
+            w = _solve(shifted, right[..., None])[..., 0].clamp(min=0.01)
             for _ in range(STEPS):  # for min |A w − 1|², w ≥ 0: every step is downhill
-                w = w * right / (gram @ w[..., None])[..., 0]
-            P = _normalized(A * w[:, None])
-            return w, value + torch.linalg.solve(P.mT @ P + RIDGE * eye, P.mT @ (output - P @ value))
+                w = w * right / (shifted @ w[..., None])[..., 0]
+            left = gram * w[:, None] * w[..., None]
+            pull = sum(x.mT @ ((x @ w[..., None]) * out) for x, out in parts) * w[..., None] - left @ value
+            left.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
+            return w, value + _solve(left, pull)
 
-        early = (torch.arange(N, device=A.device) % length) < length // 2
-        late, target = A[:, ~early], self.output[:, ~early]
-        w, values = solved(A[:, early], self.output[:, early])
-        off, plain = _normalized(late * w[:, None]) @ values - target, _normalized(late) @ value - target
+        w, values = solved(grams[0], halves[:1])
+        held, target = halves[1]
+        off, plain = _normalized(held * w[:, None]) @ values - target, _normalized(held) @ value - target
         use = (off.square().sum((1, 2)) < plain.square().sum((1, 2)))[:, None]
         off = torch.where(use[..., None], off, plain)
-        gap = (late * torch.where(use, w, 1.0)[:, None]).sum(-1).log()
+        gap = (held * torch.where(use, w, 1.0)[:, None]).sum(-1).log()
         off, target, gap = (x.unflatten(1, (N // length, -1)) for x in (off, target, gap))
         errors = _relative(off, target), gap.square().mean(-1).sqrt()
-        w, values = solved(A, self.output)
+        w, values = solved(grams[0] + grams[1], halves)
         w, values = torch.where(use, w, 1.0), torch.where(use[..., None], values, value)
         return (key, values, weight + w.log()), errors
+
+
+def _solve(left: Tensor, right: Tensor) -> Tensor:
+    """The solution of a symmetric positive definite system."""
+    return torch.cholesky_solve(right, torch.linalg.cholesky(left))
 
 
 def _normalized(A: Tensor) -> Tensor:

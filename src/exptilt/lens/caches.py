@@ -1,7 +1,7 @@
 """A cache for Hugging Face models that compacts itself as it grows.
 
 Once a layer holds `fresh` keys more than its budget, all keys but the last few are replaced by weighted ones
-(`exptilt.compact`), found with the queries of the last tokens, rotated on to places after the last key. The
+(`exptilt.compact`), found with the queries of the last tokens, rotated on to the next `fresh` places. The
 cache is a running filter: what is compact already is made smaller again together with what has come since.
 Log-weights reach the scores through exptilt's attention, which the model must be set to.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def compact_cache(
-    model: nn.Module, budget: int, *, fresh: int = 256, recent: int = 32, queries: int = 512
+    model: nn.Module, budget: int, *, fresh: int = 256, recent: int = 32, queries: int = 1024
 ) -> "Cache":
     """A cache of transformers for `model` that holds about `budget` keys a layer, however long the text.
 
@@ -36,7 +36,8 @@ def compact_cache(
             more.
         fresh: keys beyond its budget at which a layer is made smaller.
         recent: how many of the last keys stay as they are, on top of the budget.
-        queries: how many queries of the last tokens compaction is fitted to.
+        queries: how many queries of the last tokens compaction is fitted to. Many are needed: a key that
+            none of them looked for may be lost.
 
     Returns:
         A ``transformers.Cache``; ``compactions`` counts how often it was made smaller.
@@ -89,6 +90,16 @@ def moved_on(model: nn.Module, module: nn.Module, query: Tensor, places: int) ->
     at = torch.tensor([[places]], device=query.device)
     cos, sin = (x / getattr(rotary, "attention_scaling", 1.0) for x in rotary(query, at))
     return rotate(query, query, cos, sin)[0]  # type: ignore[no-any-return]
+
+
+def at_next_places(model: nn.Module, module: nn.Module, query: Tensor, span: int) -> Tensor:
+    """Rotated queries ``(..., Q, D)`` of the last Q tokens, moved to the `span` places that come next, in turn.
+
+    Queries to come will stand there, and a query looks elsewhere from another place.
+    """
+    Q = query.shape[-2]
+    pieces = query.split(span, -2)
+    return torch.cat([moved_on(model, module, x, Q - i * span) for i, x in enumerate(pieces)], -2)
 
 
 @cache
@@ -202,7 +213,7 @@ def _classes() -> tuple[type, type]:
                 {
                     "key": x.keys[..., :n, :],
                     "value": x.values[..., :n, :],
-                    "queries": moved_on(self.model, x.module, x.query, x.query.shape[-2]),
+                    "queries": at_next_places(self.model, x.module, x.query, self.fresh),
                     "log_weight": x.log_weight[..., :n],
                     "scale": x.module.scaling,
                 }
