@@ -75,6 +75,16 @@ def check_columns(what: str, table: np.ndarray, constant: bool, names: Sequence[
             )
 
 
+def check_noise(what: str, left: np.ndarray, y: np.ndarray, names: Sequence[Any]) -> None:
+    """Refuse columns of y ``(T, m)`` of which a regression leaves next to nothing, `left`."""
+    exact = np.flatnonzero(left.std(0) < 1e-9 * y.std(0))
+    if len(exact):
+        raise ArgumentError(
+            f"{what}: lags or regressors explain {names[int(exact[0])]} exactly, so that no noise is left. "
+            "Leave it out, or pass other regressors."
+        )
+
+
 def objective(
     build: Callable[[torch.Tensor], ModelParameters], data: Data, inputs: torch.Tensor, method: str, skip: int
 ) -> Objective:
