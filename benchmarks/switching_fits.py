@@ -93,8 +93,7 @@ def main() -> None:
     for seed in range(count):
         if str(seed) not in kept:
             kept[str(seed)] = one(seed)
-            if seed % 10 == 9:
-                save("switching_fits", {"series": kept}, folder=folder)
+            save("switching_fits", {"series": kept}, folder=folder)
     rows = list(kept.values())
     ours = np.array([row["default"]["log_likelihood"] for row in rows])
     more = np.array([row["20 more"]["log_likelihood"] for row in rows])

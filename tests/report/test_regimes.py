@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from exptilt._support.errors import ArgumentError, ExptiltError
-from exptilt.report.regimes import text, write_regimes
+from exptilt.report.regimes import find_regimes, text, write_regimes
 from exptilt.report.regimes.dates import next_labels, read_times
 from exptilt.report.regimes.page import DOWNLOADS, numbers, probabilities, share, spells
 from exptilt.report.regimes.pictures import ticks
-from exptilt.report.regimes.sentences import name_of, words_of
+from exptilt.report.regimes.sentences import name_of, now, words_of
 from exptilt.report.regimes.series import read_series
 from exptilt.switching.compare import Comparison
 from report.made import HOSTILE, make_regimes
@@ -168,8 +168,8 @@ def test_what_was_chosen_is_said(file):
     for words in (
         "semicolons, a comma is the decimal point",
         "'when'",
-        "'note' (not numbers)",
-        "'flat' (is constant",
+        "'note', which does not hold numbers",
+        "'flat', which is constant at 1",
     ):
         assert words in said
 
@@ -307,3 +307,33 @@ def test_the_most_tried_is_said():
     given = np.array([1.0, 0.0])
     found = Comparison((1, 2), -given, given, given, np.array([2, 6]), -given, {}, fits)
     assert "2 was the most tried: more may be better" in found.said
+
+
+def test_columns_of_marks_are_not_modelled_beside_others(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{x:.3f},{int(x < 0)}" for x in rng.normal(size=30)]
+    path = tmp_path / "series.csv"
+    path.write_text("growth,recession\n" + "\n".join(rows))
+    series = read_series(path, None, None)
+    assert series.columns == ("growth",)
+    assert "'recession', which holds only 0 and 1 (--shade recession marks its rows)" in series.chosen[-1]
+    assert read_series(path, ["growth", "recession"], None).columns == ("growth", "recession")
+    path.write_text("up\n" + "\n".join(str(k // 5 % 2) for k in range(30)))
+    assert read_series(path, None, None).columns == ("up",)
+
+
+def test_a_column_that_another_tells_but_for_rounding_is_named(tmp_path):
+    y = np.random.default_rng(0).normal(size=60)
+    path = tmp_path / "series.csv"
+    path.write_text("a,b\n" + "\n".join(f"{x:.3f},{2 * x + 1:.9f}" for x in y))
+    with pytest.raises(ValueError, match=r"column 'b' is a combination of \['a'\] and a constant"):
+        find_regimes(path)
+
+
+def test_several_columns_name_the_one_that_tells_regimes_apart():
+    found = make_regimes(rows=40)
+    center = found.center.copy()
+    center[:, 0], center[:, 1] = 1.0, [30.0, 20.0, 10.0]
+    told = replace(found, center=center, index=None)
+    assert [word.split(",")[0] for word in words_of(told)] == ["volume high", "volume middle", "volume low"]
+    assert f"since row {found.labels[27][:4]}" in now(told)

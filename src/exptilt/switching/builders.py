@@ -29,7 +29,7 @@ from .learning.named import even_transition
 from .learning.summary import Fit
 from .model import SwitchingLinearGaussian
 from .parameters import CORES, INITIAL
-from .regression.markov import markov_autoregression
+from .regression.markov import fit_regression
 from .regression.vector import fit_levels
 
 KINDS = ("level", "local-level", "autoregression")
@@ -169,18 +169,16 @@ def fit_named_model(
             raise ArgumentError(
                 f"fit_named_model: component {a} {what}. Leave it out, or pass a series that varies."
             )
-    if start is not None:
-        starts = 1
+    starts, estimates = (starts, None) if start is None else (1, start.estimates)
     if kind == "autoregression":
         if values.shape[1] != 1:
             raise ArgumentError(
                 f"fit_named_model: an autoregression is of one column, the series has {values.shape[1]}."
             )
-        return markov_autoregression(
-            values, order=order, regimes=modes, switching=("intercept", "deviation"), starts=starts, seed=seed
-        )
+        switching = "intercept", "deviation"
+        options = {"start": estimates, "progress": progress}
+        return fit_regression(kind, values, None, modes, order, switching, starts, seed, **options)
     if kind == "level":
-        estimates = None if start is None else start.estimates
         return fit_levels(values, modes, starts, seed, names or None, estimates, progress)
     off = ~np.eye(values.shape[1], dtype=bool)
     found = (_wandering(values, modes) if start is None else start.model).fit(

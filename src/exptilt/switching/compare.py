@@ -123,8 +123,8 @@ def compare(
     def fit(part: np.ndarray, count: int, start: Any) -> Any:
         if callable(kind):
             return kind(part, count)
-        options: dict[str, Any] = {"modes": count, "order": order, "starts": starts if start is None else 2}
-        return fit_named_model(part, kind=kind, **options, seed=seed, start=start, progress=False)
+        options: dict[str, Any] = {"modes": count, "order": order, "starts": starts, "seed": seed}
+        return fit_named_model(part, kind=kind, **options, start=start, progress=False)
 
     cuts = part_folds(T, first, folds) if folds else ()
     found, failed, scores = dict[int, Any](known or {}), dict[int, str](), dict[int, list[np.ndarray]]()

@@ -16,6 +16,7 @@ from exptilt.switching import (
     local_level,
     markov_autoregression,
     markov_regression,
+    markov_var,
     unobserved_cycle,
 )
 from exptilt.switching.learning.climb import climb, hessian
@@ -271,7 +272,7 @@ def test_an_unbounded_likelihood_is_named_and_a_bounded_fit_returned():
     y[[20, 50, 80]] = 3.0
     fit = markov_regression(y, switching=("intercept", "deviation"))
     assert fit.status is FitStatus.DEGENERATE
-    assert "deviation of regime 1 has shrunk" in fit.reason
+    assert "deviation of regime 1 (intercept 3 there) has shrunk" in fit.reason
     assert "at least 0.05 of the data's deviation" in fit.reason
     assert fit.estimates["deviation"].min() > 0.01
     assert fit.log_likelihood < -100
@@ -284,6 +285,17 @@ def test_an_unbounded_likelihood_is_named_and_a_bounded_fit_returned():
         assert fit.status is FitStatus.DEGENERATE
         assert "observation_noise of regime 1" in fit.reason
         assert np.isfinite(fit.log_likelihood)
+
+
+def test_an_unbounded_likelihood_of_several_series_is_named_though_a_climb_stalls_on_the_way():
+    """Forty equal rows: a regime of theirs has no noise, and the climb stops before it is quite gone."""
+    y = np.random.default_rng(0).normal(size=(100, 2))
+    y[20:60] = y[20]
+    fit = markov_var(y, order=1)
+    assert fit.status is FitStatus.DEGENERATE
+    assert "covariance of regime" in fit.reason and "still rises" in fit.reason
+    assert np.diagonal(fit.estimates["covariance"], axis1=1, axis2=2).min() > 1e-3
+    assert np.isfinite(fit.log_likelihood)
 
 
 def test_a_noise_of_zero_may_be_a_maximum():

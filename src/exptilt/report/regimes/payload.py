@@ -248,7 +248,7 @@ def level_regimes(
 ) -> dict[str, Any]:
     """The fields of `Regimes` that a model of levels gives; arguments as for `find_regimes`."""
     if kind == "level":
-        check_columns("switch", y[~np.isnan(y).any(1)], True, names)
+        check_columns("switch", y[~np.isnan(y).any(1)], True, names, 1e-3)
     fit = fit_named_model(y, kind=kind, modes=modes, order=lags, starts=starts, seed=seed, progress=progress)
     model = fit.model
     post = model.filter(fit.y, method=fit.filter, inputs=fit.inputs)

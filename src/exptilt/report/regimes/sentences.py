@@ -29,8 +29,9 @@ def words_of(found: Regimes) -> list[str]:
         pair, at = ("low", "high"), found.center[:, widest]
         if CHANGE.search(found.columns[widest]) and at.min() < 0 < at.max():
             pair = ("falling", "rising")
+        which = f"{plain(found.columns[widest])} " if len(found.columns) > 1 else ""
         for regime, word in enumerate(_ranked(at, pair)):
-            words[regime].append(word)
+            words[regime].append(which + word)
     spread = (found.deviation / scale).mean(1)
     if spread.max() > WIDER * spread.min():
         for regime, word in enumerate(_ranked(spread, ("calm", "volatile"))):
@@ -68,9 +69,11 @@ def now(found: Regimes) -> str:
     first = (
         f"At the last row, {plain(found.labels[-1])}, the series is in regime {name_of(found, last.regime)}"
     )
-    since = f"since {plain(found.labels[last.begin])}" if last.begin else "since the first row"
-    lasts = "has no end in these data" if not np.isfinite(expected) else f"average {counted(found, expected)}"
-    spells = f"Such a spell {lasts}" if not np.isfinite(expected) else f"Such spells {lasts}"
+    row = "row " if found.index is None else ""
+    since = f"since {row}{plain(found.labels[last.begin])}" if last.begin else "since the first row"
+    spells = "Such a spell has no end in these data"
+    if np.isfinite(expected):
+        spells = f"Such spells average {counted(found, expected)}"
     return f"{first} with probability {sure}, {since}. {spells}; this one has lasted {rows}."
 
 

@@ -5,7 +5,7 @@ tabs a comma may be the decimal point, and a point or a space may group thousand
 a number too. A first line of numbers and dates alone is data, not a header. Unless told, the rows are named
 by the first column that holds dates (or by year and quarter or month), or by the very first if it has no name
 or holds whole numbers that only rise or fall while there is another column to model; and every column of
-numbers that varies is modelled. Rows are put in order of their dates.
+numbers that varies is modelled, but for those of 0 and 1 beside others. Rows are put in order of their dates.
 """
 
 import csv
@@ -87,7 +87,11 @@ def read_series(
     table, dropped = _numbers(path, header, rows, columns, {*names, *([marks] if marks else ())})
     still = {name: _why_still(np.array(cells)) for name, cells in table.items()}
     if columns is None and any(not why for why in still.values()):
-        dropped += [f"{name!r} ({why})" for name, why in still.items() if why]
+        varied = [name for name, why in still.items() if not why]
+        marked_only = [name for name in varied if set(table[name]) <= {0.0, 1.0}]
+        for name in marked_only if len(marked_only) < len(varied) else ():
+            still[name] = f"holds only 0 and 1 (--shade {name} marks its rows)"
+        dropped += [f"{name!r}, which {why}" for name, why in still.items() if why]
         table = {name: cells for name, cells in table.items() if not still[name]}
     for name in columns or table:
         if still[name]:
@@ -96,7 +100,7 @@ def read_series(
                 "--columns."
             )
     if dropped:
-        chosen.append(f"Left out: {', '.join(dropped)}; --columns chooses.")
+        chosen.append(f"Left out: {'; '.join(dropped)}. Choose columns with --columns.")
     kept = tuple(columns or table)
     marked = None
     if marks:
@@ -122,7 +126,7 @@ def _numbers(
         bad = [(line, row[at]) for line, row in rows if not _is_number(row[at])]
         words = [cell for _, cell in bad if cell.strip().lower().lstrip("+-") not in ("inf", "infinity")]
         if not columns and len(words) > max(1, FEW * len(rows)):
-            dropped.append(f"{name!r} (not numbers)")
+            dropped.append(f"{name!r}, which does not hold numbers")
             continue
         if bad:
             line, cell = bad[0]
@@ -158,7 +162,7 @@ def _why_still(column: NDArray[np.float64]) -> str:
     seen = column[~np.isnan(column)]
     if len(seen) < 2:
         return f"has {len(seen)} observed values"
-    return f"is constant ({seen[0]:g})" if np.ptp(seen) == 0 else ""
+    return f"is constant at {seen[0]:g}" if np.ptp(seen) == 0 else ""
 
 
 def _labels(
@@ -236,7 +240,7 @@ def _cells(path: Path) -> tuple[list[str], Lines, list[str]]:
             reader = csv.reader(text, delimiter=separator)
             rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except UnicodeDecodeError:
-        raise ArgumentError(f"{path} is not a text file in UTF-8. Pass a CSV file.") from None
+        raise ArgumentError(f"{path} is not a text file in UTF-8. Save it as CSV in UTF-8.") from None
     except csv.Error as problem:
         raise ArgumentError(f"{path} is not a CSV file: {problem}.") from None
     if not rows:

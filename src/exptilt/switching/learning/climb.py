@@ -75,6 +75,7 @@ class End:
         inverse: ``(k, k)``, H⁻¹, NaN for numbers without effect, and throughout if H is not definite.
         reason: in words, where the status needs some; "{}" stands for the name of number `which`.
         which: the number that is to blame, −1 if none is.
+        blamed: ``(k,)``, where `which` was blamed, if that is not `point`.
     """
 
     value: float
@@ -86,6 +87,7 @@ class End:
     inverse: np.ndarray
     reason: str = ""
     which: int = -1
+    blamed: np.ndarray | None = None
 
 
 def remembered(evaluate: Objective) -> Objective:
@@ -111,14 +113,14 @@ def hessian(evaluate: Objective, theta: np.ndarray) -> tuple[np.ndarray, np.ndar
     H, told = np.full((k, k), np.nan), np.zeros(k, dtype=bool)
     for i in range(k):
         size = max(1.0, abs(theta[i]))
-        h, grown = 1e-4 * size, False
+        h, grown = 1e-3 * size, False
         for _ in range(12):
             ends = theta.copy(), theta.copy()
             ends[0][i] += h
             ends[1][i] -= h
             (up, up_slope), (down, down_slope) = evaluate(ends[0]), evaluate(ends[1])
             rise = max(abs(up - here), abs(down - here))
-            if not np.isfinite(rise) or rise > 5e-3 + 2 * h * abs(evaluate(theta)[1][i]):
+            if not np.isfinite(rise) or rise > 1e-3 + 2 * h * abs(evaluate(theta)[1][i]):
                 h *= max((5e-5 / rise) ** 0.5, 1e-3) if np.isfinite(rise) else 0.1
                 continue
             H[i] = (up_slope - down_slope) / (ends[0][i] - ends[1][i])
@@ -398,6 +400,11 @@ def highest(
     other climbs takes its place, or one of new climbs that stay above `floor`; it keeps the status.
     """
     ends = climb_all(evaluate, starts, limits, low, bounded, False, traces)
+    for k, end in enumerate(ends):
+        shrinks = np.where(end.point < floor, evaluate(end.point)[1], 0.0)
+        if end.status is FitStatus.STALLED and shrinks.max(initial=0.0) > 0.1:
+            text, which = "{} shrinks, and the log-likelihood still rises", int(np.argmax(shrinks))
+            ends[k] = replace(end, status=FitStatus.DEGENERATE, reason=text, which=which)
     end, same = best_end(ends)
     if end.status is not FitStatus.DEGENERATE:
         return ends, end, same
@@ -408,7 +415,7 @@ def highest(
         where = f"the best point with noises of at least {FLOOR:g} of the data's deviation"
     proper, same = best_end(sound)
     reason = f"{end.reason}; what is returned is {where}"
-    return ends, replace(proper, status=end.status, reason=reason, which=end.which), same
+    return ends, replace(proper, status=end.status, reason=reason, which=end.which, blamed=end.point), same
 
 
 def best_end(ends: Sequence[End]) -> tuple[End, int]:

@@ -54,10 +54,12 @@ def check_enough(what: str, parameters: int, observations: int) -> None:
         )
 
 
-def check_columns(what: str, table: np.ndarray, constant: bool, names: Sequence[Any]) -> None:
+def check_columns(
+    what: str, table: np.ndarray, constant: bool, names: Sequence[Any], least: float = 1e-7
+) -> None:
     """Refuse columns ``(T, k)`` of which one follows from those before it and, if `constant`, from 1.
 
-    It leaves less than 1e-7 of its deviation (of its size, without a constant) unexplained.
+    It leaves less than `least` of its deviation (of its size, without a constant) unexplained.
     """
     columns = table - table.mean(0) if constant else table
     size = np.sqrt((columns**2).sum(0))
@@ -67,12 +69,22 @@ def check_columns(what: str, table: np.ndarray, constant: bool, names: Sequence[
         before = columns[:, :k] / size[:k]
         weight = np.linalg.lstsq(before, columns[:, k], rcond=None)[0]
         left = columns[:, k] - before @ weight
-        if np.sqrt((left**2).sum()) < 1e-7 * size[k]:
-            used = [names[j] for j in np.flatnonzero(np.abs(weight) > 1e-6 * size[k]).tolist()]
+        if np.sqrt((left**2).sum()) < least * size[k]:
+            used = [names[j] for j in np.flatnonzero(np.abs(weight) > 10 * least * size[k]).tolist()]
             raise ArgumentError(
                 f"{what}: column {names[k]!r} is a combination of {used}{' and a constant' * constant}: its "
                 "coefficient cannot be told. Leave it out."
             )
+
+
+def check_noise(what: str, left: np.ndarray, y: np.ndarray, names: Sequence[Any]) -> None:
+    """Refuse columns of y ``(T, m)`` of which a regression leaves next to nothing, `left`."""
+    exact = np.flatnonzero(left.std(0) < 1e-9 * y.std(0))
+    if len(exact):
+        raise ArgumentError(
+            f"{what}: lags or regressors explain {names[int(exact[0])]} exactly, so that no noise is left. "
+            "Leave it out, or pass other regressors."
+        )
 
 
 def objective(

@@ -16,6 +16,9 @@ from .constraints import apply_constraints, read_constraints
 from .free_parameters import Bounds, Free
 from .summary import Fit
 
+# Starts for a series of more than twice PART rows are looked for in PART of them, in stretches of BLOCK.
+PART, BLOCK = 2000, 200
+COARSE = 1e-4  # nats: tolerance of a fit that starts where that of a longer series ended
 Fixed = Mapping[str, ArrayLike]
 Arrays = dict[str, np.ndarray]
 Options = tuple[int, int, Fixed | None, str | Sequence[str]]  # starts, seed, fixed, constraints
@@ -146,6 +149,13 @@ def climb_named(
         progress: show a bar always, never, or (None) where somebody looks.
         fields: of the fit.
     """
+
+    def values_of(point: np.ndarray) -> Arrays:
+        return {name: array.numpy() for name, array in named.natural(torch.from_numpy(point)).items()}
+
+    def level_of(table: Arrays) -> np.ndarray:
+        return table[rank_by].reshape(len(table[rank_by]), -1)[:, 0]
+
     free, origin = named.free, np.zeros(0 if named.free is None else named.free.size)
     if not np.isfinite(evaluate(origin)[0]):
         raise ArgumentError(f"{what}: the filter cannot run at the start or the fixed values. Pass others.")
@@ -161,25 +171,39 @@ def climb_named(
     drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
     chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)
     ends, end, same = highest(evaluate, chosen, (500, tolerance, progress), bounded, walls[0], walls[1])
-    estimates = {name: array.numpy() for name, array in named.natural(torch.from_numpy(end.point)).items()}
+    estimates = values_of(end.point)
     errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}
     if len(origin):
         errors = delta_method(named.natural, end.point, end.inverse)
-    level = estimates[rank_by]
-    order = np.argsort(level.reshape(len(level), -1)[:, 0], kind="stable")
+    order = np.argsort(level_of(estimates), kind="stable")
 
     def arranged(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         out = {name: array[order] for name, array in table.items()}
         return out | {name: out[name][:, order] for name in ("transition", INPUT) if name in out}
 
     def label(number: int) -> str:
-        return "" if free is None else free.label(number, np.argsort(order))
+        if free is None or end.blamed is None:
+            return "" if free is None else free.label(number, np.argsort(order))
+        levels = level_of(values_of(end.blamed))  # the regimes of this point are not those of the fit
+        rank = np.argsort(np.argsort(levels, kind="stable"))
+        said = free.label(number, rank)
+        regime = said.rpartition(" of regime ")[2]
+        level = f" ({rank_by} {np.sort(levels)[int(regime)]:.4g} there)" if regime.isdigit() else ""
+        return said + level
 
     if free is not None and end.status is FitStatus.STALLED:
         end = replace(end, reason=free.same_regimes(end.point, np.argsort(order)) or end.reason)
     found: dict[str, Any] = {"estimates": arranged(estimates), "standard_errors": arranged(errors)}
     found |= {"model": None, "bounds": {} if free is None else free.bounds}
     return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
+
+
+def some_rows(T: int) -> np.ndarray | None:
+    """The rows in which starts are looked for; None for all."""
+    if T <= 2 * PART:
+        return None
+    first = np.linspace(0, T - BLOCK, PART // BLOCK).astype(int)
+    return np.asarray((first[:, None] + np.arange(BLOCK)).reshape(-1))
 
 
 def check_switching(

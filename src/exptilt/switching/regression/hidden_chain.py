@@ -216,9 +216,11 @@ def _pass(
         **known,
     )
     native.call("chain_pass", frame)
-    ends = np.cumsum([part.size for part in given])
-    pieces = zip(np.split(bars, ends[:-1]), given, strict=True)
-    *laws_bar, initial_bar, into_bar = (piece.reshape(part.shape) for piece, part in pieces)
+    pieces, at = list[np.ndarray](), 0
+    for part in given:
+        pieces.append(bars[at : at + part.size].reshape(part.shape))
+        at += part.size
+    *laws_bar, initial_bar, into_bar = pieces
     whole = pull(initial_bar)
     whole[len(P) - len(into) :] += into_bar
     return frame.log_likelihood, whole, laws_bar

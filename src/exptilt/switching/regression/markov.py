@@ -22,8 +22,17 @@ from ..._support.errors import ArgumentError
 from ..checks import plain
 from ..learning.chain import INPUT, Chain, read_covariates
 from ..learning.climb import Objective, remembered
-from ..learning.maximum_likelihood import check_columns, check_enough
-from ..learning.named import Fixed, Named, check_switching, climb_named, even_transition, name_parameters
+from ..learning.maximum_likelihood import check_columns, check_enough, check_noise
+from ..learning.named import (
+    COARSE,
+    Fixed,
+    Named,
+    check_switching,
+    climb_named,
+    even_transition,
+    name_parameters,
+    some_rows,
+)
 from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
 from ..series import SeriesLike, read
@@ -61,7 +70,7 @@ def markov_regression(
             it has lasted.
     """
     options = starts, seed, fixed, constraints, transition_inputs, durations
-    return _fit("markov_regression", y, x, regimes, 0, switching, *options)
+    return fit_regression("markov_regression", y, x, regimes, 0, switching, *options)
 
 
 def markov_autoregression(
@@ -96,7 +105,7 @@ def markov_autoregression(
     """
     whole("markov_autoregression", "order", order, otherwise=", or markov_regression")
     options = starts, seed, fixed, constraints, transition_inputs, durations
-    return _fit("markov_autoregression", y, x, regimes, order, switching, *options)
+    return fit_regression("markov_autoregression", y, x, regimes, order, switching, *options)
 
 
 def build(modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, Any]) -> SwitchingLinearGaussian:
@@ -130,7 +139,7 @@ def _objective(
     return remembered(evaluate)
 
 
-def _fit(
+def fit_regression(
     what: str,
     y: SeriesLike,
     x: ArrayLike | None,
@@ -139,11 +148,17 @@ def _fit(
     switching: str | Sequence[str],
     starts: int,
     seed: int,
-    fixed: Fixed | None,
-    constraints: str | Sequence[str],
-    transition_inputs: ArrayLike | None,
-    durations: int,
+    fixed: Fixed | None = None,
+    constraints: str | Sequence[str] = (),
+    transition_inputs: ArrayLike | None = None,
+    durations: int = 1,
+    start: Mapping[str, np.ndarray] | None = None,
+    progress: bool | None = None,
 ) -> Fit[SwitchingLinearGaussian]:
+    """Fit a regression or an autoregression; arguments as for `markov_autoregression`.
+
+    `start` are estimates to start from, instead of a division of the residuals by size.
+    """
     known = [name for name in PARTS if order or name != "autoregression"]
     names = check_switching(what, switching, known, regimes, starts)
     count = regimes ** (order + 1) + regimes * max(0, whole(what, "durations", durations) - order - 1)
@@ -178,21 +193,26 @@ def _fit(
         names_of = getattr(transition_inputs, "columns", range(z.shape[1]))
         check_columns(f"{what}: transition_inputs", z.numpy(), True, names_of)
     chain = Chain(inputs=z, durations=durations)
-    start = _start(regimes, names, values[order:], given[order:], inputs[:, k : k + order])
-    start |= chain.extra(start["transition"])
+    first, left = _start(regimes, names, values[order:], given[order:], inputs[:, k : k + order])
+    if not fixed:
+        check_noise(what, left[:, None], seen[:, None], ["y"])
+    first |= chain.extra(first["transition"])
+    unit = np.exp(np.log(first["deviation"]).mean())
+    first = dict(start or first)
     bounds = {"deviation": (0.0, np.inf)}
-    unit = np.exp(np.log(start["deviation"]).mean())
     scales = {"intercept": unit, "autoregression": 0.3, "deviation": 0.5}
     leans = {}
     if k:
         scales["coefficients"] = unit / given.std(0)
         leans["intercept", "coefficients"] = given.mean(0)
-    held = chain.held(start["transition"])
-    named = name_parameters(what, start, names, bounds, fixed, constraints, held, scales, leans)
+    held = chain.held(first["transition"])
+    named = name_parameters(what, first, names, bounds, fixed, constraints, held, scales, leans)
     count = 0 if named.free is None else named.free.size
     check_enough(what, count, len(seen))
     modes = Modes.of(regimes, order, durations)
-    evaluate = _objective(modes, values[order:], inputs, z, named)
+    evaluate, search = _objective(modes, values[order:], inputs, z, named), None
+    if z is None and (rows := some_rows(len(inputs))) is not None:
+        search = _objective(modes, values[order:][rows], inputs[rows], z, named)
     rank_by = "intercept" if "intercept" in names or not names else sorted(names, key=PARTS.index)[-1]
     found = climb_named(
         what,
@@ -201,9 +221,11 @@ def _fit(
         rank_by,
         starts,
         seed,
-        1e-9,
+        1e-9 if start is None else COARSE,
         (16, 20),
         {"deviation": (unit, 1)},
+        search=search,
+        progress=progress,
         observations=len(seen),
         regimes=regimes,
         order=order,
@@ -216,8 +238,8 @@ def _fit(
 
 def _start(
     M: int, switching: frozenset[str], y: np.ndarray, x: np.ndarray, lags: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Where to start: least squares, its residuals split by size among the regimes."""
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Where to start: least squares, its residuals split by size among the regimes; and the residuals."""
     seen = ~np.isnan(y)
     design = np.concatenate([np.ones((len(y), 1)), x, lags], 1)[seen]
     solution = np.linalg.lstsq(design, y[seen], rcond=None)[0]
@@ -236,4 +258,4 @@ def _start(
         "autoregression": np.tile(phi, (M, 1)),
         "deviation": max(left.std(), 1e-300) * np.exp(apart),
     }
-    return {name: np.asarray(value, dtype=np.float64) for name, value in parts.items() if value.size}
+    return {name: np.asarray(value, dtype=np.float64) for name, value in parts.items() if value.size}, left

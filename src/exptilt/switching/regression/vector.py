@@ -19,15 +19,23 @@ from ..._support.errors import ArgumentError
 from ..arrays import LOG_TWO_PI
 from ..checks import plain
 from ..learning.climb import Objective, remembered
-from ..learning.maximum_likelihood import check_columns, check_enough
-from ..learning.named import Fixed, Named, check_switching, climb_named, even_transition, name_parameters
+from ..learning.maximum_likelihood import check_columns, check_enough, check_noise
+from ..learning.named import (
+    COARSE,
+    Fixed,
+    Named,
+    check_switching,
+    climb_named,
+    even_transition,
+    name_parameters,
+    some_rows,
+)
 from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
 from ..series import SeriesLike
 from .hidden_chain import MOST, Modes, chain_model, density_likelihood
+from .markov import fit_regression
 
-# Of a series of more than twice as many rows starts are looked for in this many, in stretches of BLOCK.
-PART, BLOCK = 2000, 200
 LAGS = "autoregression"
 LEVELS = ("observation_offset", "observation_noise")  # names of level and noise in `fit_levels`
 
@@ -79,9 +87,12 @@ def markov_var(
         )
     m, seen = values.shape[1], values[order:]
     lags = np.concatenate([values[order - k : len(values) - k] for k in range(1, order + 1)], 1)
+    columns = list(getattr(y, "columns", [f"column {a}" for a in range(m)]))
     check_columns(what, seen, True, list(getattr(y, "columns", range(m))))
     check_columns(f"{what}: the lags", lags, True, [(k + 1, a) for k in range(order) for a in range(m)])
-    start = _start(regimes, names, level, seen, lags)
+    start, left = _start(regimes, names, level, seen, lags)
+    if not fixed:
+        check_noise(what, left, seen, columns)
     unit = np.sqrt(np.diagonal(start["covariance"], axis1=1, axis2=2)).mean(0)
     scales = {
         level: unit,
@@ -128,16 +139,42 @@ def fit_levels(
     `start` are estimates to start from, instead of a division of the rows by size.
     """
     what, (_, m), (level, noise) = "fit_named_model", y.shape, LEVELS
+    if m == 1:
+        return _fit_level(what, y, regimes, starts, seed, start, progress)
     unit, eye = np.nanstd(y, 0), np.eye(m, dtype=bool)
     check_columns(what, y[~np.isnan(y).any(1)], True, range(m) if names is None else names)
     values = {"transition": even_transition(regimes), **divided_levels(y, unit, regimes)}
     scales = {level: unit, noise: np.where(eye, 0.5, 0.5 * unit[:, None])}
     named = name_parameters(what, dict(start or values), frozenset(scales), {}, None, (), {}, scales)
-    modes, options = Modes.of(regimes, 0, 1), (unit, starts, seed, 1e-7, progress)
+    modes, tolerance = Modes.of(regimes, 0, 1), 1e-7 if start is None else COARSE
+    options = unit, starts, seed, tolerance, progress
     found = _climb(what, y, None, modes, named, LEVELS, level, options, regimes=regimes, y=y)
     P, offset = found.estimates["transition"][None, :, None], found.estimates[level]
     model = chain_model(modes, P, offset, np.zeros((regimes, m, 0)), found.estimates[noise])
     return replace(found, model=model)
+
+
+def _fit_level(
+    what: str,
+    y: np.ndarray,
+    regimes: int,
+    starts: int,
+    seed: int,
+    start: Mapping[str, np.ndarray] | None,
+    progress: bool | None,
+) -> Fit[SwitchingLinearGaussian]:
+    """`fit_levels` of one column: a Markov regression, whose likelihood is compiled, under other names."""
+    (level, noise), parts = LEVELS, ("intercept", "deviation")
+    if start is not None:
+        values = start[level][:, 0], np.sqrt(start[noise][:, 0, 0])
+        start = {"transition": start["transition"], **dict(zip(parts, values, strict=True))}
+    found = fit_regression(what, y, None, regimes, 0, parts, starts, seed, start=start, progress=progress)
+    at, deviation = found.estimates, found.estimates["deviation"][:, None, None]
+    errors = found.standard_errors
+    estimates = {"transition": at["transition"], level: at["intercept"][:, None], noise: deviation**2}
+    spread = {"transition": errors["transition"], level: errors["intercept"][:, None]}
+    spread[noise] = 2 * deviation * errors["deviation"][:, None, None]
+    return replace(found, estimates=estimates, standard_errors=spread, bounds={}, y=y)
 
 
 def _climb(
@@ -153,11 +190,10 @@ def _climb(
     **fields: Any,
 ) -> Fit[Any]:
     """Climb from several starts; `options` are units, starts, seed, tolerance and whether to show a bar."""
-    T, (unit, starts, seed, tolerance, progress), search = len(y), options, None
+    (unit, starts, seed, tolerance, progress), search = options, None
     seen = int((~np.isnan(y)).sum())
     check_enough(what, 0 if named.free is None else named.free.size, seen)
-    if T > 2 * PART:
-        rows = (np.linspace(0, T - BLOCK, PART // BLOCK).astype(int)[:, None] + np.arange(BLOCK)).reshape(-1)
+    if (rows := some_rows(len(y))) is not None:
         search = _objective(modes, y[rows], None if lags is None else lags[rows], named, parts)
     return climb_named(
         what,
@@ -189,8 +225,8 @@ def divided_levels(y: np.ndarray, unit: np.ndarray, regimes: int) -> dict[str, n
 
 def _start(
     M: int, switching: frozenset[str], level: str, y: np.ndarray, lags: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Where to start: least squares, its residuals divided by size among the regimes."""
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Where to start: least squares, its residuals divided by size among the regimes; and the residuals."""
     m, design = y.shape[1], np.concatenate([np.ones((len(y), 1)), lags], 1)
     solution = np.linalg.lstsq(design, y, rcond=None)[0]
     left = y - design @ solution
@@ -204,12 +240,13 @@ def _start(
             constant @ np.linalg.inv(rest).T if np.linalg.cond(rest) < 1e3 else y.mean(0) + 0 * constant
         )
     apart = np.exp(np.linspace(-1.0, 1.0, M)) if "covariance" in switching and M > 1 else np.ones(M)
-    return {
+    parts = {
         "transition": even_transition(M),
         level: constant,
         LAGS: np.repeat(A[None], M, 0),
         "covariance": apart[:, None, None] * cov,
     }
+    return parts, left
 
 
 def _offsets(modes: Modes, level: np.ndarray, A: np.ndarray | None) -> np.ndarray:
