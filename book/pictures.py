@@ -16,7 +16,10 @@ import numpy as np
 import torch
 
 import exptilt as xt
-from exptilt._support.plotting import COLOURS, caption, new_figure
+from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
+from exptilt.claims.experiments.capacity import storage_capacity
+from exptilt.claims.experiments.cliff import classical_cliff
+from exptilt.claims.experiments.sweep import equilibrium_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -376,6 +379,73 @@ def two_measures():
         save(figure, "two-measures-missed")
 
 
+def phases():
+    """Clusters and distance from a Gaussian by step, for each renormaliser and start."""
+    kinds, starts = ("sphere", "layer", "batch", "whiten"), ("gaussian", "laplace", "uniform")
+    found = equilibrium_sweep(counts=(200,), seeds=4, steps=200, renormalizers=kinds, starts=starts)
+    with new_figure(12.0, 5.2) as figure:
+        panels = figure.subplots(2, len(kinds), sharex=True, sharey="row")
+        for setting in found:
+            column, path = panels[:, kinds.index(setting.renormalizer)], setting.path
+            for axes, values in zip(column, (path.clusters.effective, path.gaussianity.sliced), strict=True):
+                middle = values.double().log().mean(-1).exp()  # a line ends where a cloud is one point
+                colour = COLOURS[starts.index(setting.start)]
+                axes.plot(path.steps, middle, color=colour, label=setting.start)
+        for (upper, lower), kind in zip(panels.T, kinds, strict=True):
+            whole_log(upper)
+            caption(upper, kind, "")
+            lower.set(yscale="log", xlabel="step")
+            lower.axhline(0.385, color="0.3", linewidth=0.9, linestyle="--")
+            lower.set_xscale("symlog", linthresh=10)  # most happens early: the first steps get room
+            lower.set_xlim(left=0)
+        panels[0, 0].set_ylabel("effective clusters")
+        panels[1, 0].set_ylabel("sliced A² (dashed: Gaussian)")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        save(figure, "flow-phases")
+
+
+def capacity():
+    """Random patterns that are all recalled, by dimension."""
+    found = storage_capacity([6, 8, 10, 12, 14, 16])
+    rate, *_ = found.exponent
+    with new_figure(5.6, 3.8) as figure:
+        axes = figure.subplots()
+        d, mean = torch.tensor(found.dimensions).double(), found.mean
+        low, high = (mean - found.interval[:, 0]), (found.interval[:, 1] - mean)
+        axes.errorbar(
+            d, mean, yerr=torch.stack((low, high)), fmt="o", color=BLUE, label="recalled, 95 % interval"
+        )
+        fitted = (mean.log().mean() + rate * (d - d.mean())).exp()
+        axes.plot(d, fitted, color="0.4", lw=1.0, ls="--", label=f"$e^{{{rate:.2f}\\,d}}$")
+        promised = [bound.count for bound in found.bounds]
+        axes.plot(
+            d,
+            promised,
+            "s-",
+            color=ORANGE,
+            markerfacecolor="white",
+            label=r"theorem: $\sqrt{p}\,c^{(d-1)/4}$",
+        )
+        whole_log(axes)
+        caption(axes, "Random patterns that are all recalled", "dimension d", "patterns")
+        axes.legend(loc="upper left")
+        save(figure, "memory-capacity")
+
+
+def cliff():
+    """Recall of a classical network by its load."""
+    found = classical_cliff([0.10, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17, 0.18], seeds=5)
+    with new_figure(5.6, 3.4) as figure:
+        axes = figure.subplots()
+        axes.plot(found.loads, found.mean, "o-", color=BLUE, label="share recalled (overlap > 0.9)")
+        axes.plot(found.loads, found.overlap.mean(-1), "^:", color=GREEN, label="mean overlap")
+        axes.axvline(0.138, color=ORANGE, ls="--", label="an infinite network forgets")
+        axes.set_ylim(-0.03, 1.03)
+        caption(axes, "Recall of random patterns, 1,000 units, 5 networks", "load P/N", "share")
+        axes.legend(loc="lower left")
+        save(figure, "memory-cliff")
+
+
 PICTURES = {
     "front-hessian": hessian,
     "start-die": die,
@@ -391,6 +461,9 @@ PICTURES = {
     "recipe-influence": influence,
     "switching-collapse-order": collapse_order,
     "two-measures": two_measures,
+    "flow-phases": phases,
+    "memory-capacity": capacity,
+    "memory-cliff": cliff,
 }
 
 if __name__ == "__main__":
