@@ -133,7 +133,7 @@ def dynamic_factor(
     fixed: Fixed | None = None,
     constraints: str | Sequence[str] = (),
 ) -> Fit[SwitchingLinearGaussian]:
-    """Fit one factor behind several series; subtract their means first, and divide by their deviations.
+    """Fit one factor behind several series; subtract their means first. Their units do not matter.
 
     The factor's noise has variance 1 (in regime 0, where "factor" switches), and the first loading starts
     positive, which fix its scale and sign.

@@ -78,7 +78,7 @@ def now(found: Regimes) -> str:
 
 
 def doubt(found: Regimes) -> str:
-    """A sentence if every criterion prefers a single regime; empty if not, or if numbers were not compared."""
+    """A sentence if every criterion prefers a single regime; empty if not, or without a comparison."""
     if found.comparison is None or len(found.share) == 1 or set(found.comparison.best.values()) != {1}:
         return ""
     return "One regime is preferred by every criterion: these regimes may not be real."
