@@ -1,8 +1,8 @@
 """Compact caches on real models: what it costs to replace many keys by a few.
 
 SmolLM2-135M reads 1,024 tokens of a text; in every layer and head their rotated keys are replaced by budget
-keys; then it reads the next 256 tokens over those and its own keys. Increase in loss, in nats a token, against
-the whole cache. All methods are ours:
+keys; then it reads the next 256 tokens over those and its own keys. Increase in loss, in nats a token, over
+that with the whole cache. All methods are ours:
 
     random             keys drawn at random
     sinks + window     the first 4 and the last
@@ -210,7 +210,7 @@ def texts() -> dict[str, str]:
 
 
 def measure_decoder(ratios: tuple[int, ...], names: list[str], keep: Callable[[Any], None]) -> None:
-    """Rows of SmolLM2, and the longest that a method took in forward passes; given to `keep` after each text."""
+    """Rows of SmolLM2, and the longest that each method took; given to `keep` after each text."""
     model, rows, seconds = Decoder(), [], {}
     for name in names:
         ids = model.tokenizer(texts()[name], return_tensors="pt").input_ids[:, : PREFIX + NEXT]
@@ -222,7 +222,8 @@ def measure_decoder(ratios: tuple[int, ...], names: list[str], keep: Callable[[A
         print(f"{name}: loss {whole:.4f}, forward {forward:.1f} s", flush=True)
         for label, (placed, method) in METHODS.items():
             started = time.process_time()
-            past = [(k, v, model.placed(i, q) if placed else q[:, -LAST:]) for i, (q, k, v) in enumerate(seen)]
+            asked = [model.placed(i, q) if placed else q[:, -LAST:] for i, (q, *_) in enumerate(seen)]
+            past = [(k, v, q) for q, (_, k, v) in zip(asked, seen, strict=True)]
             ready = time.process_time() - started
             for ratio in ratios:
                 started = time.process_time() - ready

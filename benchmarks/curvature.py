@@ -1,25 +1,16 @@
-"""A Gauss-Newton product beside a gradient, beside math attention, finite differences and curvlinops.
+"""A Gauss-Newton product of SmolLM2 beside a gradient, and beside finite differences.
 
 SmolLM2-135M reads 512 tokens: memory and processor time of one product over those of one gradient of the
-model's own loss (its SDPA attention and its logits, as training takes it). A transformer of two layers reads
-up to 8,192 tokens: memory of a Gauss-Newton product and of a Hessian product, by exptilt and by torch's math
-attention; each call in a process of its own, float32. A small model: how far a finite-difference product is
-off, at its best step. curvlinops (where it is installed) takes the same products on math attention.
-
-The C library would keep freed memory of tensors below 32 MB, so that the resident set is up to twice what is
-alive. `Curvature` has it returned while a product runs; the others run with MALLOC_MMAP_THRESHOLD_=262144 in
-the environment, which does the same, so that all are compared by what is alive.
+model's own loss (its SDPA attention and its logits, as training takes it). A small model: how far a
+finite-difference product is off, at its best step. What long texts take: benchmarks/hessian_product.py.
 """
 
-import os
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import harness
 from exptilt.curvature import Curvature
@@ -27,8 +18,6 @@ from exptilt.lens.models.load import load_model
 from harness import Goal
 
 PAGE = harness.FOLDER.parent / "curvature.md"
-SETTING = "MALLOC_MMAP_THRESHOLD_"
-LENGTHS, QUICK = (2048, 8192), (256,)
 TOKENS = 512
 
 
@@ -56,45 +45,6 @@ def smollm2(way: str, n: int) -> Callable[[], object]:
 def squares(output: torch.Tensor, batch: Any) -> torch.Tensor:
     """One loss for each number."""
     return (output - batch[1]).square()
-
-
-def layers(way: str, kind: str, n: int) -> Callable[[], object]:
-    """A call that makes one product with the matrix of a transformer of two layers."""
-
-    def call(n: int) -> Callable[[], object]:
-        torch.manual_seed(0)
-        layer = torch.nn.TransformerEncoderLayer(64, 1, 128, dropout=0.0, activation="gelu", batch_first=True)
-        model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-        x, target = torch.randn(2, 1, n, 64)
-        torch.backends.mha.set_fastpath_enabled(way == "exptilt")  # it has no forward derivative
-        if way == "curvlinops":
-            return rival(model, kind, x, target)
-        matrix = Curvature(model, squares, [(x, target)], kind)
-        vector = torch.randn(matrix.shape[0])
-        if way == "exptilt":
-            return lambda: matrix @ vector
-        matrix._attention = lambda: sdpa_kernel(SDPBackend.MATH)  # type: ignore[method-assign]
-        return lambda: matrix @ vector
-
-    call(64)()
-    return call(n)
-
-
-def rival(model: torch.nn.Module, kind: str, x: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
-    """The same product by curvlinops, with math attention."""
-    import curvlinops  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-    made = curvlinops.GGNLinearOperator if kind == "ggn" else curvlinops.HessianLinearOperator
-    given = list(model.parameters())
-    with sdpa_kernel(SDPBackend.MATH):
-        matrix = made(model, torch.nn.MSELoss(), given, [(x, target)], check_deterministic=False)
-    vector = torch.randn(matrix.shape[1])
-
-    def run() -> object:
-        with sdpa_kernel(SDPBackend.MATH):
-            return matrix @ vector
-
-    return run
 
 
 def differences() -> dict[str, float]:
@@ -142,47 +92,17 @@ def seconds(ways: tuple[str, ...], n: int, rounds: int) -> dict[str, float]:
 
 def measure(quick: bool) -> dict[str, Any]:
     """All numbers of the page."""
-    rows = []
-    ways = ("exptilt", "math attention", *(["curvlinops"] if find_spec("curvlinops") else []))
-    for n in QUICK if quick else LENGTHS:
-        for kind in ("ggn", "hessian"):
-            row: dict[str, Any] = {"kind": kind, "n": n}
-            for way in ways:
-                os.environ.pop(SETTING, None)
-                if way != "exptilt":
-                    os.environ[SETTING] = "262144"
-                row[way] = harness.peak_extra_memory(layers, way, kind, n).beyond
-            rows.append(row)
-            print(row, flush=True)
-    os.environ.pop(SETTING, None)
     calls = ("own gradient", "gradient", "ggn", "hessian")
     n = 16 if quick else TOKENS
     large: dict[str, Any] = {"tokens": n}
     large["memory"] = {way: harness.peak_extra_memory(smollm2, way, n).peak for way in calls}
     large["seconds"] = seconds(calls, n, 1 if quick else 2)
-    last = rows[-2]
     memory, took = large["memory"], large["seconds"]
     goals = [
         Goal("SmolLM2, memory of a GGN product over a gradient's", memory["ggn"] / memory["own gradient"], 2),
         Goal("SmolLM2, time of a GGN product over a gradient's", took["ggn"] / took["own gradient"], 4),
-        Goal(f"memory at n = {last['n']} over math's", last["exptilt"] / last["math attention"], 1 / 20),
     ]
-    return {"rows": rows, "smollm2": large, "errors": differences(), "goals": goals}
-
-
-def memory_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Megabytes beyond inputs and results, by kind and length."""
-    ways = [way for way in ("exptilt", "math attention", "curvlinops") if way in results["rows"][0]]
-    rows = [
-        [
-            row["kind"],
-            f"{row['n']:,}",
-            *(f"{row[way] / 1e6:,.0f}" for way in ways),
-            f"{row['math attention'] / max(row['exptilt'], 1):.0f} ×",
-        ]
-        for row in results["rows"]
-    ]
-    return ["product", "tokens", *(f"{way}, MB" for way in ways), "math / exptilt"], rows
+    return {"smollm2": large, "errors": differences(), "goals": goals}
 
 
 def model_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -213,7 +133,6 @@ def error_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 PARTS = (
-    harness.Part(PAGE, "memory", "curvature", memory_table),
     harness.Part(PAGE, "model", "curvature", model_table),
     harness.Part(PAGE, "errors", "curvature", error_table),
 )
@@ -223,7 +142,7 @@ def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     path = harness.save("curvature", measure(arguments.quick), folder=harness.folder(arguments.quick))
     results = harness.read(path)
-    for table in (memory_table, model_table, error_table):
+    for table in (model_table, error_table):
         harness.print_table(*table(results))
     if not arguments.quick:
         harness.write(PARTS)

@@ -203,8 +203,8 @@ def headline():
     ours, theirs = (f"{row[name] / 1e6:,.0f} MB" for name in ("exptilt", "math attention"))
     return (
         f"**A Hessian–vector product of a two-layer transformer at {row['n']:,} tokens takes {ours} instead "
-        f"of {theirs}** ([how it was measured](../differentiable.md)). What attention itself costs beside "
-        "PyTorch's fused kernel is in [its guide](../attention.md)."
+        f"of {theirs}** ([how it was measured](../curvature.md#what-it-takes)). What attention itself costs "
+        "beside PyTorch's fused kernel is in [its guide](../attention.md)."
     )
 
 

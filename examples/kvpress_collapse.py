@@ -22,15 +22,15 @@ try:
     from kvpress import BasePress, ExpectedAttentionPress, KnormPress, StreamingLLMPress
 except ImportError as problem:
     raise SystemExit(
-        f"kvpress cannot be imported ({problem}). Install it with: pip install kvpress. Version 0.5.5 asks for "
-        "transformers below 5.3."
+        f"kvpress cannot be imported ({problem}). Install it with: pip install kvpress. Version 0.5.5 asks "
+        "for transformers below 5.3."
     ) from problem
 
 PROMPT, NEXT, RATIO = 512, 128, 0.9
 
 
 def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-    """Causal attention with the log-weights that a press has left; the last queries are kept for the press."""
+    """Causal attention with the log-weights that a press has left; the prompt's queries are kept for it."""
     weight = getattr(module, "log_weight", None)
     if query.shape[-2] == key.shape[-2]:
         module.query, module.log_weight, weight = query, None, None

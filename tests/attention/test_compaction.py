@@ -134,6 +134,24 @@ def test_bad_input(change, message):
         xt.compact(k, v, 10, q).with_fresh(q, k, v, top=2)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": torch.zeros(2, 5, 7, dtype=F64)}, r"key is \(2, 5, 7\). Pass \(2, 5, 8\)"),
+        ({"value": torch.zeros(2, 4, 8, dtype=F64)}, r"value is \(2, 4, 8\). Pass \(2, 5, 8\)"),
+        ({"key": torch.zeros(1, 5, 8, dtype=F64)}, r"Pass \(2, 5, 8\)"),
+        ({"key": torch.zeros(2, 5, 8)}, "the same dtype"),
+        ({"key": torch.full((2, 5, 8), torch.nan, dtype=F64)}, "must be finite"),
+        ({"key": [1.0]}, "key must be"),
+    ],
+)
+def test_bad_keys_are_not_appended(change, message):
+    q, _, k, v = clustered()
+    few = xt.compact(k, v, 10, q)
+    with pytest.raises(ArgumentError, match=message):
+        few.append(**{"key": k[:, :5], "value": v[:, :5]} | change)
+
+
 @pytest.mark.parametrize("shift", [-900.0, 900.0])
 def test_a_constant_in_the_log_weights_only_moves_them(shift):
     q, _, k, v = clustered()

@@ -8,14 +8,23 @@ import torch
 
 from exptilt.families import (
     BernoulliProduct,
+    Beta,
     Binomial,
+    DiagonalGaussian,
+    Dirichlet,
     Empirical,
+    ExponentialFamily,
     Gamma,
+    Gaussian,
     GaussianMixture,
+    InverseGamma,
     InverseWishart,
+    LogNormal,
     Mixture,
+    NormalGamma,
     NormalInverseWishart,
     Poisson,
+    VonMisesFisher,
     Wishart,
     fit_mixture,
     kl,
@@ -155,3 +164,51 @@ def test_a_fit_says_where_rounding_decides(shape, status) -> None:
         exact = float((3 - gap + mpmath.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap))
     error = abs(float(found.value.components.shape) / exact - 1)
     assert error < max(1e-4, 3 * float(found.residual))
+
+
+def hidden_members() -> list[ExponentialFamily]:
+    """Members whose mean, once rounded, says nothing of one of their parameters."""
+    members: list[ExponentialFamily] = []
+    for kind, far in ((torch.float64, 1e14), (torch.float32, 1e6)):
+        a, one = torch.tensor([far], dtype=kind), torch.ones(1, dtype=kind)
+        members += [
+            Gamma(a, one),
+            InverseGamma(a, one),
+            LogNormal(a.log(), one / a),
+            DiagonalGaussian(one, one / a),
+            Gaussian(torch.ones(2, dtype=kind), torch.eye(2, dtype=kind) / a),
+            Wishart(a[0], torch.eye(2, dtype=kind)),
+            InverseWishart(a[0], torch.eye(2, dtype=kind)),
+            NormalGamma(one, one, a, one),
+            Beta(a, a),
+            Dirichlet(torch.cat([a, a, a])),
+            VonMisesFisher(torch.cat([10 * a, a, a])),
+        ]
+    return members
+
+
+@pytest.mark.parametrize("member", hidden_members(), ids=lambda m: f"{type(m).__name__}-{m.dtype}")
+def test_a_mean_that_hides_its_member_is_never_called_solved(member: ExponentialFamily) -> None:
+    """CONVERGED means that the member is known to a few hundredths; else the status says that it is not."""
+    found = type(member).from_mean(member.mean_parameter)
+    if found.converged:
+        assert float(member._kl(found.value)) < 0.03**2 / 2
+
+
+def test_ordinary_means_are_solved_as_before() -> None:
+    for size in (1e-3, 1.0, 1e3, 1e6):
+        x = torch.tensor([size], dtype=torch.float64)
+        for member in (Gamma(x, 1 / x), DiagonalGaussian(x, x), Beta(x, 2 * x), NormalGamma(x ** 0, x, x, x)):
+            assert type(member).from_mean(member.mean_parameter).converged, member
+
+
+@pytest.mark.parametrize("degrees", [0.5, 1.5, 2.0, 2.5, 4.0, 4.5, 10.0])
+def test_moments_of_an_inverse_wishart_are_those_of_an_inverse_gamma(degrees: float) -> None:
+    nu = torch.tensor(degrees, dtype=torch.float64)
+    matrix = InverseWishart(nu, torch.tensor([[3.0]], dtype=torch.float64))
+    number = InverseGamma(nu[None] / 2, torch.tensor([1.5], dtype=torch.float64))
+    torch.testing.assert_close(matrix.event_mean[0], number.event_mean, equal_nan=True)
+    torch.testing.assert_close(matrix.event_variance[0], number.event_variance, equal_nan=True)
+    wide = InverseWishart(torch.tensor(2.5), torch.eye(2)).event_mean
+    assert wide[0, 0] == math.inf
+    assert bool(wide[0, 1].isnan())

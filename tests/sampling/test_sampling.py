@@ -253,3 +253,11 @@ def test_a_joint_of_two_dtypes_is_refused_by_name() -> None:
     sites = {"a": f.BernoulliProduct(torch.zeros(1)), "b": f.BernoulliProduct(torch.zeros(1, dtype=F64))}
     with pytest.raises(ArgumentError, match=r"one dtype; got site 'a' torch.float32, site 'b' torch.float64"):
         Joint(sites, {("a", "b"): torch.ones(1, 1)})
+
+
+def test_sites_that_push_each_other_to_infinity_are_named() -> None:
+    """x and y with coupling 2 have no joint law: the draws grow without end."""
+    normal = f.Gaussian(torch.zeros(1, dtype=torch.float64), torch.eye(1, dtype=torch.float64))
+    joint = Joint({"x": normal, "y": normal}, {("x", "y"): torch.full((1, 1), 2.0, dtype=torch.float64)})
+    with pytest.raises(ValueError, match=r"draws of '.' are not finite.*no joint law"):
+        gibbs(joint, 2000)

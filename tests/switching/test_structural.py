@@ -241,3 +241,26 @@ def test_kim_and_yoos_coincident_index(standard, published):
     np.testing.assert_allclose(fit.estimates["mean"], [-1.4416, 0.2378], atol=1e-3)
     np.testing.assert_allclose(fit.estimates["transition"].diagonal(), [0.8341, 0.9720], atol=3e-4)
     np.testing.assert_allclose(fit.estimates["error_autoregression"][0, 3], [0.0196, 0.3216], atol=3e-4)
+
+
+def test_units_of_columns_do_not_move_the_fit_of_a_factor():
+    rng = np.random.default_rng(3)
+    factor = np.cumsum(rng.normal(size=120)) * 0.1 + np.repeat([-1.0, 1.0, -1.0], 40)
+    y = factor[:, None] * [1.0, 0.6, 0.3] + 0.5 * rng.normal(size=(120, 3))
+    y = y - y.mean(0)
+    units = np.array([1.0, 1e3, 1e-2])
+    own, scaled = (dynamic_factor(table, starts=2) for table in (y, y * units))
+    apart = len(y) * np.log(units).sum()
+    assert scaled.trace[0] == pytest.approx(own.trace[0] - apart, abs=1e-6)
+    np.testing.assert_allclose(scaled.restarts, np.array(own.restarts) - apart, atol=1e-4)
+    np.testing.assert_allclose(scaled.estimates["loading"], own.estimates["loading"] * units, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_default_starts_find_the_highest_known_maximum_of_lams_model():
+    reference = json.loads((DATA / "reference_lam_gnp.json").read_text())
+    y = 100 * np.log(np.array(reference["level"][:152]))
+    fit = unobserved_cycle(y, order=2, fixed={"irregular": 0.0, "level": 0.0})
+    assert fit.status is FitStatus.CONVERGED
+    assert fit.log_likelihood == pytest.approx(-218.3107, abs=1e-3)
+    np.testing.assert_allclose(fit.estimates["drift"], [-1.184, 0.963], atol=2e-3)

@@ -95,25 +95,23 @@ class Compact:
 
     def append(self, key: Tensor, value: Tensor) -> "Compact":
         """A compact cache with these keys ``(..., Hkv, K, D)`` appended; its errors are no longer known."""
-        key, value = (torch.cat([x, y.to(x)], -2) for x, y in ((self.key, key), (self.value, value)))
-        weight = torch.cat(
-            [
-                self.log_weight,
-                self.log_weight.new_zeros((*self.log_weight.shape[:-1], key.shape[-2] - self.key.shape[-2])),
-            ],
-            -1,
-        )
-        length = self.length + key.shape[-2] - self.key.shape[-2]
+        caller, K = "Compact.append", key.shape[-2] if isinstance(key, Tensor) and key.dim() > 1 else 0
+        for name, new, old in (("key", key, self.key), ("value", value, self.value)):
+            checks.floating(caller, name, new, axes=3, shape="(..., heads, keys, dimension)")
+            wanted = (*old.shape[:-2], K, old.shape[-1])
+            if new.shape != wanted:
+                raise ArgumentError(f"{caller}: {name} is {tuple(new.shape)}. Pass {wanted}.")
+        checks.alike(caller, compact=self.key, key=key, value=value)
+        checks.finite(caller, key=key, value=value)
+        errors = "error", "error_log_normalizer", "predicted", "predicted_log_normalizer"
+        none: dict[str, Any] = dict.fromkeys(errors)
         return replace(
             self,
-            key=key,
-            value=value,
-            log_weight=weight,
-            length=length,
-            error=None,
-            error_log_normalizer=None,
-            predicted=None,
-            predicted_log_normalizer=None,
+            key=torch.cat([self.key, key], -2),
+            value=torch.cat([self.value, value], -2),
+            log_weight=torch.nn.functional.pad(self.log_weight, (0, K)),
+            length=self.length + K,
+            **none,
         )
 
 
@@ -136,9 +134,10 @@ def compact(
         key: ``(..., Hkv, K, D)``, without a position of their own or rotated already.
         value: ``(..., Hkv, K, Dv)``.
         budget: how many keys to leave in each head, from 1 to K.
-        queries: ``(..., Hq, Q, D)``, like those that will come, in the order of time: those of the last
-            tokens, and of a model with rotary positions rotated on to places after the last key. None takes
-            the keys themselves as queries of equal weight, which is much worse.
+        queries: ``(..., Hq, Q, D)``, like those that will come, in the order of time: those of the tokens so
+            far, and of a model with rotary positions rotated to the places after the last key. Pass all there
+            are: a key that none of them attends to may be lost. None takes the keys themselves as queries of
+            equal weight, which is much worse.
         method: ``collapse`` keeps the heaviest keys and joins the others in clusters; ``subset`` keeps the
             heaviest keys only.
         keep: share of the budget for keys that stay as they are, from 0 to 1; for ``collapse``.
@@ -337,8 +336,8 @@ class _Problem:
         key, value, weight = few
         N = self.G.shape[1]
         A = self.attention(key, weight)
-        late = (torch.arange(N, device=A.device) % length) >= length // 2
-        halves = [(A[:, at], self.output[:, at]) for at in (~late, late)]
+        both = [x.unflatten(1, (-1, length)).tensor_split([length // 2], 2) for x in (A, self.output)]
+        halves = [(a.flatten(1, 2), out.flatten(1, 2)) for a, out in zip(*both, strict=True)]
         grams = [x.mT @ x for x, _ in halves]
 
         def solved(gram: Tensor, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -346,13 +345,14 @@ class _Problem:
 
             Rows of the values' fit count by the square of their weight's sum, which is near 1.
             """
-            shifted, right = gram.clone(), sum(x.sum(1) for x, _ in parts) + PULL
+            shifted, right = gram.clone(), torch.stack([x.sum(1) for x, _ in parts]).sum(0) + PULL
             shifted.diagonal(dim1=-2, dim2=-1).add_(PULL)
             w = _solve(shifted, right[..., None])[..., 0].clamp(min=0.01)
             for _ in range(STEPS):  # for min |A w − 1|², w ≥ 0: every step is downhill
-                w = w * right / (shifted @ w[..., None])[..., 0]
+                w = w * right / (w[:, None] @ shifted)[:, 0]
             left = gram * w[:, None] * w[..., None]
-            pull = sum(x.mT @ ((x @ w[..., None]) * out) for x, out in parts) * w[..., None] - left @ value
+            sums = torch.stack([x.mT @ ((x @ w[..., None]) * out) for x, out in parts]).sum(0)
+            pull = w[..., None] * sums - left @ value
             left.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
             return w, value + _solve(left, pull)
 

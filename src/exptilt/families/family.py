@@ -32,6 +32,7 @@ from exptilt.families.measure import Base, Measure, make
 from exptilt.families.numerics.hull import box_excess
 
 Value = TypeVar("Value")
+_HIDDEN = 0.01  # largest √(2 KL) by which rounding of a mean may move the member that it stands for
 
 
 class ExponentialFamily(Measure):
@@ -277,9 +278,8 @@ class ExponentialFamily(Measure):
         Each problem of the batch has its own status. If the mean is on the boundary of the attainable set or
         outside, there is no member: the status is BOUNDARY or OUTSIDE, `distance` says how far outside, and
         the value is some other member of the family. STALLED: the mean that was reached is not the wanted
-        one. Close to the boundary, rounding of the given mean may hide most of a parameter (the variance of a
-        Gaussian 1e8 deviations from 0). For Beta and Dirichlet, a mean that does not determine the parameters
-        to a hundredth is STALLED.
+        one, or its rounding moves the member by more than a hundredth, √(2 KL): the mean of a Gaussian 1e8
+        deviations from 0 does not say its variance.
 
         Args:
             mean: ``(..., K)``, wanted E[u].
@@ -291,7 +291,7 @@ class ExponentialFamily(Measure):
     def _solved(
         cls, mean: Tensor, excess: Tensor, made: Callable[[Tensor], Self], typical: Callable[[], Self]
     ) -> "Solution[Self]":
-        """Members that `made` finds for the means, and their statuses; `typical` members where there is none."""
+        """The members that `made` finds, and their statuses; `typical` ones where there is none."""
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
         usual = mean if all_inside else typical().mean_parameter
@@ -305,8 +305,15 @@ class ExponentialFamily(Measure):
         if not is_concrete(sound) or not bool(sound.all()):  # rounding took a member across the boundary
             member = made(torch.where((inside & sound)[..., None], mean, typical().mean_parameter))
             reached = member.mean_parameter
-        residual = (reached - mean).abs().amax(-1)
-        close = sound & (cls._mean_error(reached, mean) <= torch.finfo(mean.dtype).eps ** 0.5)
+        residual, precision = (reached - mean).abs().amax(-1), torch.finfo(mean.dtype).eps
+        close = sound & (cls._mean_error(reached, mean) <= precision**0.5)
+        # Near the boundary the rounding of the mean may hide the member: see how far it moves the answer.
+        near = inside & (excess > -(precision**0.5) * (1 + mean.abs().amax(-1)))
+        if is_concrete(near) and bool(near.any()):
+            signs = 1 - 2 * (torch.arange(mean.shape[-1]) % 2).to(mean)
+            other = made(torch.where(near[..., None], mean * (1 + precision * signs), usual))
+            held = other._sound() & (other._kl(member) < _HIDDEN**2 / 2)
+            close = close & (held | ~near)
         return judged(member, close, excess, residual)
 
     @classmethod

@@ -36,8 +36,9 @@ def compact_cache(
             more.
         fresh: keys beyond its budget at which a layer is made smaller.
         recent: how many of the last keys stay as they are, on top of the budget.
-        queries: how many queries of the last tokens compaction is fitted to. Many are needed: a key that
-            none of them looked for may be lost.
+        queries: how many queries of the last tokens are kept, to compact with. Many are needed: a key that
+            none of them attends to may be lost. They take memory as well, whatever the length of the text: as
+            much as so many keys for each query head.
 
     Returns:
         A ``transformers.Cache``; ``compactions`` counts how often it was made smaller.
@@ -93,9 +94,9 @@ def moved_on(model: nn.Module, module: nn.Module, query: Tensor, places: int) ->
 
 
 def at_next_places(model: nn.Module, module: nn.Module, query: Tensor, span: int) -> Tensor:
-    """Rotated queries ``(..., Q, D)`` of the last Q tokens, moved to the `span` places that come next, in turn.
+    """Rotated queries ``(..., Q, D)`` of the last Q tokens, moved to the next `span` places, in turn.
 
-    Queries to come will stand there, and a query looks elsewhere from another place.
+    Queries to come will stand there, and a query attends to other keys from another place.
     """
     Q = query.shape[-2]
     pieces = query.split(span, -2)

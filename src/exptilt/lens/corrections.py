@@ -2,15 +2,15 @@
 
 With torch 2.13, measured against central differences in float64:
 
-- ``layer_norm``, and ``batch_norm`` and ``instance_norm`` with statistics of the batch, are wrong (by 30 % for
-  one layer) in a gradient of a forward derivative, in `torch.func.hessian` by weights, and in any second
+- ``layer_norm``, and ``batch_norm`` and ``instance_norm`` with statistics of the batch, are wrong (by 30 %
+  for one layer) in a gradient of a forward derivative, in `torch.func.hessian` by weights, and in any second
   derivative over a backward pass under ``vmap``: the saved mean and deviation are taken for constants.
 - ``det``, ``slogdet``, ``logdet`` and ``linalg.solve`` are wrong in a derivative of a forward derivative: the
   saved factorisation is taken for a constant.
 - ``_weight_norm`` (of ``nn.utils.weight_norm``) is wrong in a second backward pass.
 
-`jvp` of `grad`, and for the first two groups a second backward pass, are right as torch has them. There torch's
-own functions stay, because they keep fewer tensors.
+`jvp` of `grad`, and for the first two groups a second backward pass, are right as torch has them. There
+torch's own functions stay, because they keep fewer tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +36,9 @@ class Corrections(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _normed(x: Tensor, axes: tuple[int, ...], eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _normed(x: Tensor, axes: tuple[int, ...], eps: float, *scales: Tensor | None) -> Tensor:
     """weight (x − mean) / deviation + bias over some axes, computed in float32 at least."""
+    weight, bias = scales
     wide = x.float() if x.dtype.itemsize < 4 else x
     centred = wide - wide.mean(axes, keepdim=True)
     found = centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps)

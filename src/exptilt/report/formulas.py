@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 _SPACE = re.compile(r"\\q?quad(?![a-zA-Z])\s*")
 _BEFORE = frozenset("=<>≤≥∝≈∼≽⪰←→⟶⇒⟹⟺⇔∣+−")  # a line may begin with one of these
 _OPEN, _CLOSE = frozenset("([{⟨"), frozenset(")]}⟩")
-_LONG = 30  # characters; fewer fit on a phone
+_LONG = 24  # characters; fewer fit on a phone
 
 
 def parts(latex: str) -> list[str]:
@@ -51,7 +51,7 @@ def _pieces(row: Element) -> list[list[Element]]:
 
 def _words(child: Element) -> list[Element]:
     """A long text as its words, anything else as it is."""
-    if not child.tag.endswith("mtext") or len(child.text or "") <= _LONG:
+    if not child.tag.endswith("mtext") or len(child.text or "") <= _LONG // 2:
         return [child]
     found = []
     for word in re.findall(r"\S+\s*", child.text or ""):

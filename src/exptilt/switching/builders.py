@@ -175,9 +175,9 @@ def fit_named_model(
             raise ArgumentError(
                 f"fit_named_model: an autoregression is of one column, the series has {values.shape[1]}."
             )
-        switching = "intercept", "deviation"
-        options = {"start": estimates, "progress": progress}
-        return fit_regression(kind, values, None, modes, order, switching, starts, seed, **options)
+        parts, what = ("intercept", "deviation"), "fit_named_model"
+        options = values, None, modes, order, parts, starts, seed
+        return fit_regression(what, *options, start=estimates, progress=progress)
     if kind == "level":
         return fit_levels(values, modes, starts, seed, names or None, estimates, progress)
     off = ~np.eye(values.shape[1], dtype=bool)

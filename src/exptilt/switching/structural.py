@@ -133,7 +133,7 @@ def dynamic_factor(
     fixed: Fixed | None = None,
     constraints: str | Sequence[str] = (),
 ) -> Fit[SwitchingLinearGaussian]:
-    """Fit one factor behind several series; subtract their means first, and divide by their deviations.
+    """Fit one factor behind several series; subtract their means first. Their units do not matter.
 
     The factor's noise has variance 1 (in regime 0, where "factor" switches), and the first loading starts
     positive, which fix its scale and sign.
@@ -162,7 +162,8 @@ def dynamic_factor(
     m, q, own = values.shape[1], error_order, max(order, loading_lags + 1)
     n = own + m * q
     spread = np.nanvar(values, 0)
-    seen = np.nan_to_num(values - np.nanmean(values, 0))
+    size = np.sqrt(np.where(spread > 0, spread, 1.0))
+    seen = np.nan_to_num((values - np.nanmean(values, 0)) / size)  # the units of a column do not matter
     weight = np.linalg.eigh(seen.T @ seen)[1][:, -1]
     weight = weight * np.where(weight[0] < 0, -1, 1)
     common = seen @ weight
@@ -171,9 +172,9 @@ def dynamic_factor(
     names = _names(what, switching, regimes)
     apart = np.linspace(-1.0, 1.0, regimes) if "mean" in names else np.zeros(regimes)
     parts: Parts = {
-        "loading": (_alike(regimes, weight * scale), (-np.inf, np.inf)),
+        "loading": (_alike(regimes, weight * scale * size), (-np.inf, np.inf)),
         "autoregression": (_alike(regimes, [phi, *[0.0] * (order - 1)]), (-np.inf, np.inf)),
-        "error": (_alike(regimes, np.maximum(spread - (weight * common.std()) ** 2, 0.1 * spread)), POSITIVE),
+        "error": (_alike(regimes, spread * np.maximum(1 - (weight * common.std()) ** 2, 0.1)), POSITIVE),
         "mean": (apart, (-np.inf, np.inf)),
         "factor": (np.ones(regimes), POSITIVE),
     }
@@ -212,7 +213,6 @@ def dynamic_factor(
         }
 
     diffuse, options = np.zeros(n, dtype=bool), (starts, seed, fixed, constraints)
-    size = np.sqrt(np.where(spread > 0, spread, 1.0))
     scales = {"loading": size, "lagged_loading": 0.3 * size[:, None]}
     noises: dict[str, tuple[ArrayLike, int]] = {"error": (size, 2), "factor": (1.0, 2)}
     return _fit(what, y, m, parts, build, diffuse, regimes, names, held, scales, noises, options, skip)

@@ -231,7 +231,7 @@ def _wanted(values: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
 
 
 def _begin(jacobian: Jacobian) -> Tensor:
-    """A fixed start ``(S, n)`` in no special direction: fractions of multiples of the golden ratio, less ½."""
+    """A fixed start ``(S, n)`` in no special direction, from multiples of the golden ratio modulo 1."""
     point = jacobian.point
     place = torch.arange(1, point.numel() + 1, dtype=torch.float64, device=point.device)
     return ((place * 0.6180339887498949).frac() - 0.5).to(point.dtype).reshape(-1, jacobian.event)

@@ -178,11 +178,13 @@ class InverseWishart(WithDegrees):
         return wishart_kl(self.degrees, self._precision_factor(), other.degrees, other._precision_factor())
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
-        """E[X] = Ψ/(k − 1) with k = ν − D, finite if k > 1; Var[X], finite if k > 3."""
+        """E[X] = Ψ/(k − 1) with k = ν − D, if k > 1, else infinite on the diagonal; Var[X], finite if k > 3."""
         k = (self.degrees - self.size).expand(self.batch_shape)[..., None, None]
         diagonal = self.scale.diagonal(dim1=-2, dim2=-1)
         products = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
-        mean = torch.where(k > 1, self.scale / (k - 1), torch.nan)
+        none = torch.full_like(self.scale, torch.nan)
+        none.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+        mean = torch.where(k > 1, self.scale / (k - 1), none)
         spread = ((k + 1) * self.scale**2 + (k - 1) * products) / (k * (k - 1) ** 2 * (k - 3))
         return mean, torch.where(k > 3, spread, torch.where(k > 1, torch.inf, torch.nan))
 

@@ -63,7 +63,7 @@ def next_labels(labels: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def span(text: str) -> tuple[datetime, datetime]:
-    """The first moment of a year, quarter, month or day, and that after its last; else ValueError."""
+    """The first moments of a year, quarter, month or day and of the next; ValueError if it is none."""
     text = text.strip()
     if re.fullmatch(r"\d{4}", text):
         return datetime(int(text), 1, 1), datetime(int(text) + 1, 1, 1)

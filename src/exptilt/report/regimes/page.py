@@ -15,7 +15,7 @@ from exptilt._support.files import write_together
 from exptilt.report.page import Cell, Figure, Formula, Page, Section, Table, render
 from exptilt.report.regimes.payload import Regimes
 from exptilt.report.regimes.pictures import SHADED, draw, shade
-from exptilt.report.regimes.sentences import agreement, counted, name_of, now, verdicts, words_of
+from exptilt.report.regimes.sentences import agreement, counted, doubt, name_of, now, verdicts, words_of
 from exptilt.report.tokens import plain
 from exptilt.switching.learning.climb import FitStatus
 from exptilt.switching.learning.summary import write_number, write_p
@@ -147,10 +147,11 @@ def _picture(found: Regimes) -> Figure:
 
 
 def _told_apart(found: Regimes) -> list[str]:
-    """A sentence if nothing tells the regimes apart by name."""
+    """Sentences if nothing tells the regimes apart by name, or one regime would do."""
+    said = list(filter(None, [doubt(found)]))
     if len(found.share) == 1 or any(words_of(found)):
-        return []
-    return ["The regimes do not differ clearly in level or deviation, so they have numbers and no names."]
+        return said
+    return [*said, "The regimes do not differ clearly in level or deviation, so they have no names."]
 
 
 def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:

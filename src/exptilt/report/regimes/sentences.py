@@ -77,6 +77,13 @@ def now(found: Regimes) -> str:
     return f"{first} with probability {sure}, {since}. {spells}; this one has lasted {rows}."
 
 
+def doubt(found: Regimes) -> str:
+    """A sentence if every criterion prefers a single regime; empty if not, or without a comparison."""
+    if found.comparison is None or len(found.share) == 1 or set(found.comparison.best.values()) != {1}:
+        return ""
+    return "One regime is preferred by every criterion: these regimes may not be real."
+
+
 def agreement(found: Regimes) -> str:
     """A sentence on how the regimes and the shaded rows agree; empty if no rows are shaded."""
     if found.shaded is None:
@@ -168,5 +175,5 @@ def text(found: Regimes) -> str:
         lines.append(f"  {plain(ahead[k])}   {said}")
     lines += [plain(line) for line in verdicts(found)]
     if found.comparison is not None:
-        lines += ["", str(found.comparison)]
+        lines += ["", str(found.comparison), *filter(None, [doubt(found)])]
     return "\n".join(lines)

@@ -138,7 +138,7 @@ class Chain:
         return out
 
     def held(self, transition: np.ndarray) -> dict[str, np.ndarray]:
-        """Masks of entries of these that are not learned: those of staying, and of what cannot happen."""
+        """Masks of entries of `extra` that are not learned: those of staying, and of what cannot happen."""
         if not self.extra(transition):
             return {}
         never = (transition == 0) | np.eye(len(transition), dtype=bool)

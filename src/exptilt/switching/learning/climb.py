@@ -29,20 +29,13 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 Limits = tuple[int, float, bool | None]  # most steps, tolerance, whether to show a bar
 LOST = 1e-4  # curvature of the logarithm or logit of a number at its bound: standard errors of 100 and more
 FLAT = 1e-7  # eigenvalue of the scaled Hessian that its differences cannot tell from zero
-LEAST, FLOOR = (
-    1e-6,
-    0.05,
-)  # deviations of noises over that of the data: no bound is met; least of a bounded fit
+LEAST = 1e-6  # deviation of a noise over that of the data, below which the likelihood has no bound
+FLOOR = 0.05  # the same ratio, at least, in the bounded fit that is then returned
 SAME = 1e-4  # nats between two ends that count as one
 APART = 0.02  # nats between two starts that may lead to different ends
 NOTHING = 1e-3  # nats: what changes the log-likelihood by less, wherever it is put, is not determined
-ELSEWHERE = (
-    0.0,
-    1.0,
-    2.5,
-    4.0,
-    -2.0,
-)  # logits over those of the start: chains from persistent to alternating
+# logits over those of the start that are tried instead: chains from persistent to alternating
+ELSEWHERE = (0.0, 1.0, 2.5, 4.0, -2.0)
 UNKNOWN = "the log-likelihood does not depend on {}"
 
 
@@ -143,7 +136,7 @@ def climb(
     firm: bool = False,
     trace: list[float] | None = None,
 ) -> End:
-    """The end of a climb from `start` to where `judge` says that it is a maximum, or why it is none.
+    """Climb from `start` to a proper maximum; the end says why if it is none.
 
     Args:
         evaluate: minus the log-likelihood and its gradient.
@@ -346,9 +339,8 @@ def _line(
 ) -> np.ndarray | None:
     """The best point along a line that rises by more than `least`: forward by halves, or both ways."""
     here, best, found = evaluate(point)[0], -least, None
-    for length in (
-        (1.0, 0.5, 0.25, 0.1, 0.01, 1e-3) if newton else (3.0, -3.0, 1.0, -1.0, 0.3, -0.3, 0.1, -0.1)
-    ):
+    lengths = (1.0, 0.5, 0.25, 0.1, 0.01, 1e-3) if newton else (3.0, -3.0, 1.0, -1.0, 0.3, -0.3, 0.1, -0.1)
+    for length in lengths:
         there = point.copy()
         there[keep] += length * direction
         there = np.maximum(there, low)
@@ -419,7 +411,7 @@ def highest(
 
 
 def best_end(ends: Sequence[End]) -> tuple[End, int]:
-    """The highest end, a maximum before others as high; and how many starts reached it."""
+    """The highest end, of equals one that is a proper maximum; and how many starts reached it."""
     top = max(ends, key=lambda end: end.value)
     alike = [end for end in ends if abs(end.value - top.value) < SAME]
     sound = [end for end in alike if end.status is FitStatus.CONVERGED]
@@ -459,7 +451,7 @@ def best_starts(
     steps: int,
     progress: bool | None,
 ) -> list[np.ndarray]:
-    """The first candidate, and where steps lead from others: the highest ends that differ.
+    """The first candidate, and the highest points that a few steps reach from the others.
 
     All make half of `steps` steps, and the better third four times as many again. Ends as high as another are
     the same maximum, perhaps with regimes in another order, and come last.

@@ -121,7 +121,7 @@ class Free:
         return out
 
     def low(self, floors: Arrays) -> np.ndarray:
-        """``(size,)``, the numbers of `floors`: of positive parameters, or of deviations of covariances."""
+        """``(size,)``, the least numbers for `floors` of positive parameters or of deviations; else −inf."""
         out = np.full(self.size, -np.inf)
         for name, floor in floors.items():
             if name in self._index:
@@ -272,7 +272,7 @@ def _square(raw: np.ndarray) -> Pulled:
 
 
 class _Natural(torch.autograd.Function):
-    """`Free.values` with its derivative: one operation for torch, where each small one costs as much."""
+    """`Free.values` with its derivative, as one torch operation, because many small ones take longer."""
 
     @staticmethod
     def forward(ctx: Any, theta: torch.Tensor, free: Free) -> tuple[torch.Tensor, ...]:

@@ -26,7 +26,7 @@ ParametricFit = Fit  # the name in older pickles
 
 
 def checked_data(model: ModelParameters, y: SeriesLike, skip: int) -> Data:
-    """The data of a fit, without a graph; without enough to see, or with too large a `skip`, refused."""
+    """Read the data of a fit; raises if nothing is seen, a component is constant or `skip` is too large."""
     data = read(y, model.outputs, what="fit").detached()
     rows = data.rows
     if np.isnan(rows).all():

@@ -183,7 +183,7 @@ class Fit(Generic[Fitted]):
     def _of(
         cls, ends: Sequence[End], end: End, same: int, name: Callable[[int], str], **fields: Any
     ) -> "Fit[Any]":
-        """The fit that ended at `end`, as many as `same` of `ends` being the same; `name` names a number."""
+        """The fit of `end`, which `same` of all `ends` agree with; `name` names a number of the vector."""
         said: dict[str, Any] = {
             "log_likelihood": end.value,
             "status": end.status,

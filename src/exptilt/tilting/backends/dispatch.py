@@ -146,9 +146,13 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The forward sweep; with `check`, a NaN or infinity that reaches a result raises an error.
 
-    With a `layout` of `forward_layout`, the place of the maximum is None.
+    With a `layout` of `forward_layout`, the place of the maximum is None. Traced tensors are not checked.
     """
-    found = sweep(backend, "forward")(t, rule) if layout is None else _module("cpu").forward(t, rule, layout)
+    if layout is not None:
+        found = _module("cpu").forward(t, rule, layout)
+    else:
+        usable, t = _usable(backend, t), _without_sink(t)
+        check, found = check and usable == backend, sweep(usable, "forward")(t, rule)
     if len(found) == 5:  # the kernel has checked already
         output, lines, best, bad, blind = found
     else:
@@ -190,36 +194,17 @@ def _complain(name: str, x: Tensor, bad: Tensor, axes: str) -> None:
         raise ArgumentError(f"attend: {name} holds {what}, first at {place} {axes}. {advice}")
 
 
-# ---- the sweeps as functions
-
-
-def _without_sink(t: Inputs) -> Inputs:
-    """The inputs without the sink, whose share ``identities.py`` adds."""
-    return t if t.sink is None else t._replace(sink=None)
-
-
-def _forward(t: Inputs, rule: ScoreRule, backend: str, check: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (..., Hq, Q, Dv), the members of `RowStatistics` stacked, where the maximum is (..., Hq, Q)."""
-    return forward(_without_sink(t), rule, backend, check)
-
-
-def _tangent(
+def tangent(
     t: Inputs, dots: InputTangents, output: Tensor, rows: Tensor, rule: ScoreRule, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
+    backend = _usable(backend, t, dots, output, rows)
     more = {"output": output} if registered(backend) is None else {}  # a ring centres its sums by itself
     pushed, sums = sweep(backend, "tangent")(_without_sink(t), dots, rows, rule, **more)
     return pushed, sums
 
 
-def _asked(found: Gradients, t: Inputs, needs: Needs) -> tuple[Tensor, ...]:
-    """The gradients, of shape (0,) where not asked for."""
-    wanted = [*needs.flags()[:5], needs.bias and has_full_bias(t)]
-    none = found.row_sum.new_empty(0)
-    return tuple(x if w else none.clone() for x, w in zip(found, wanted, strict=True))
-
-
-def _gradient(
+def gradient(
     t: Inputs,
     cotangent: Tensor,
     output: Tensor,
@@ -229,10 +214,23 @@ def _gradient(
     needs: Needs,
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """The members of `Gradients`, of shape (0,) where not needed; with `dots` those of a tangent."""
+) -> Gradients:
+    """The gradients, of shape (0,) where not needed; with `dots` those of a tangent."""
     given = _without_sink(t), cotangent, output, rows, rule, needs, dots, output_dot
-    return _asked(sweep(backend, "gradient")(*given), t, needs)
+    found = sweep(_usable(backend, *given), "gradient")(*given)
+    wanted = [*needs.flags()[:5], needs.bias and has_full_bias(t)]
+    none = found.row_sum.new_empty(0)
+    return Gradients(*(x if w else none.clone() for x, w in zip(found, wanted, strict=True)))
+
+
+def _without_sink(t: Inputs) -> Inputs:
+    """The inputs without the sink, whose share ``identities.py`` adds."""
+    return t if t.sink is None else t._replace(sink=None)
+
+
+def _usable(backend: str, *given: Any) -> str:
+    """The backend's name, or "tiled" where a tensor is not an ordinary one."""
+    return backend if backend in _REGISTERED or all_plain(given) else "tiled"
 
 
 def all_plain(given: Iterable[Any]) -> bool:
@@ -245,13 +243,3 @@ def all_plain(given: Iterable[Any]) -> bool:
         elif isinstance(x, Tensor) and not is_plain(x):
             return False
     return True
-
-
-_SWEEPS: dict[str, Callable[..., Any]] = {"forward": _forward, "tangent": _tangent, "gradient": _gradient}
-
-
-def call(name: str, *given: Any) -> Any:
-    """The sweep `name`; in plain torch and unchecked if a tensor is not an ordinary one."""
-    if not all_plain(given):
-        given = tuple("tiled" if isinstance(x, str) else False if x is True else x for x in given)
-    return _SWEEPS[name](*given)

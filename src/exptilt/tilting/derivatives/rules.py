@@ -59,19 +59,13 @@ from exptilt._support.transforms import (
     is_wrapped,
     without_tangent,
 )
-from exptilt.tilting.backends.dispatch import (
-    all_plain,
-    call,
-    check_sink,
-    joint_sweep,
-    refuse_higher,
-    registered,
-)
+from exptilt.tilting.backends import dispatch
+from exptilt.tilting.backends.dispatch import refuse_higher, registered
 from exptilt.tilting.derivatives import higher, identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
 from exptilt.tilting.derivatives.layout import Layout
 from exptilt.tilting.derivatives.vmap import fold, fold_batches
-from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, RowStatistics, Settings
+from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics, Settings
 
 ATTEND = Layout(inputs=Inputs)
 TANGENT = Layout(inputs=Inputs, dots=InputTangents, stats=Statistics)
@@ -120,8 +114,8 @@ def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
 def forward(t: Inputs, settings: Settings) -> tuple[Tensor, RowStatistics, Tensor | None, Tensor]:
     """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
-        check_sink(t.sink)
-    output, stacked, best = call("forward", t, settings.rule, settings.backend, settings.check)
+        dispatch.check_sink(t.sink)
+    output, stacked, best = dispatch.forward(t, settings.rule, settings.backend, settings.check)
     lines = RowStatistics(*stacked.unbind())
     if t.sink is None:
         return output, lines, None, best
@@ -200,7 +194,7 @@ class Tangent(Function):
             return tuple(settings.known)
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
-        pushed, sums = call("tangent", t, dots, stats.output, rows, settings.rule, settings.backend)
+        pushed, sums = dispatch.tangent(t, dots, stats.output, rows, settings.rule, settings.backend)
         return tuple(identities.finish_tangent(pushed, sums, stats, t.sink, dots.sink))
 
     @staticmethod
@@ -281,11 +275,12 @@ class Second(Function):
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows = identities.second_rows(stats, bar, dot)
         settled = settings.rule, settings.backend, settings.needs
-        found = call("gradient", t, bar.output, stats.output, rows, *settled, dots, dot.output)
+        found = dispatch.gradient(t, bar.output, stats.output, rows, *settled, dots, dot.output)
         still = None if t.bias is None else torch.zeros_like(bar.log_normalizer)
-        made = identities.spread(Gradients(*found), t, still)
+        made = identities.spread(found, t, still)
         if t.sink is not None:
-            made = made._replace(sink=identities.second_sink(stats, bar, dot, t.sink, dots.sink, found[4]))
+            sink = identities.second_sink(stats, bar, dot, t.sink, dots.sink, found.row_sum)
+            made = made._replace(sink=sink)
         return _filled(made, bar.log_normalizer)
 
     @staticmethod
@@ -319,9 +314,9 @@ def _gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Any) -> I
     """Gradients that `settings.needs` names, without derivatives of their own."""
     rows = identities.tangent_rows(stats) if settings.needs.mass else identities.gradient_rows(stats, bar)
     settled = settings.rule, settings.backend, settings.needs
-    found = call("gradient", t, bar.output, stats.output, rows, *settled)
+    found = dispatch.gradient(t, bar.output, stats.output, rows, *settled)
     shifted = None if t.bias is None else identities.shift_gradient(stats, bar)
-    dots = identities.spread(Gradients(*found), t, shifted)
+    dots = identities.spread(found, t, shifted)
     if t.sink is not None and not settings.needs.mass:
         dots = dots._replace(sink=identities.sink_gradient(stats, bar, t.sink))
     return dots
@@ -380,10 +375,10 @@ def _joint(
     t: Inputs, bar: Cotangents, stats: Statistics, dots: InputTangents, settings: Settings, needs: Needs
 ) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
     """Results of `Tangent` and of `Second`, if the backend finds both in one sweep; else None and None."""
-    sweep = joint_sweep(settings.backend) if t.sink is None and any(needs.flags()) else None
+    sweep = dispatch.joint_sweep(settings.backend) if t.sink is None and any(needs.flags()) else None
     tensors = [x for group in (t, bar, stats, dots) for x in group if x is not None]
     found = None
-    if sweep is not None and is_concrete(*tensors) and all_plain(tensors):
+    if sweep is not None and is_concrete(*tensors) and dispatch.all_plain(tensors):
         rows = identities.joint_rows(stats, bar)
         found = sweep(t, bar.output, stats.output, dots, rows, settings.rule, needs)
     if found is None:

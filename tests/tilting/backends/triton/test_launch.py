@@ -97,7 +97,6 @@ with FakeTensorMode():
     a = xt.attend(x, x, x, backend="gpu")
     shapes, numbers = (a.output.shape, a.entropy.shape), (a.output.dtype, a.entropy.dtype)
     found["fake"] = shapes == ((2, 4, 6, 8), (2, 4, 6)) and numbers == (torch.bfloat16, torch.float32)
-    found["fake device"] = {a.output.device.type, a.entropy.device.type} == {"cuda"}
     x = torch.empty(2, 4, 6, 8, dtype=torch.bfloat16, requires_grad=True)  # more of cuda needs a GPU
     a = xt.attend(x, x, x, key_mass=True, backend="gpu", check=False)
     (grad,) = torch.autograd.grad(a.output.float().sum() + a.key_mass.sum(), x)
