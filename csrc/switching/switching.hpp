@@ -179,10 +179,16 @@ template <class Law> class Switching {
   int see(int g) {
     Number* const result = fresh + g * size;
     for (int k = 0; k < count; ++k) {
-      const Number density = law.update(g, ahead + k * size, each ? parts + k * size : result);
+      Number* const target = each ? parts + k * size : result;
+      const Number* const reach = each ? score + sources[k] * groups + g : prior + g;
+      Number density = law.update(g, ahead + k * size, target);
       if (has_nan(density))
-        for (int j = 0; j < group_size(g); ++j)
-          if (has_nan(lanes(&density)[j])) return g * L + j;
+        for (int j = 0; j < L; ++j) {
+          if (!has_nan(lanes(&density)[j])) continue;
+          if (lanes(reach)[j] > -INFINITE) return g * L + j;
+          lanes(&density)[j] = 0.0;  // what cannot happen need not be seen: the law stays as predicted
+          for (int i = 0; i < size; ++i) lanes(target + i)[j] = lanes(ahead + k * size + i)[j];
+        }
       if (each)
         score[sources[k] * groups + g] = score[sources[k] * groups + g] + density;
       else

@@ -8,7 +8,8 @@ import numpy as np
 def tilted(R, transition, mean, cov, nodes=(1, 1201, 201, 41), reach=9.0):
     """Chances ``(M, M)`` of going from i to j, and moments of the state of mode i on the way to j.
 
-    The grid has `nodes` in each of 0, 1, … directions, and is in the principal directions of the scores, not in those that the compiled core uses.
+    The grid has `nodes` in each of 0, 1, … directions, and lies in the principal directions of the scores,
+    not in those that the compiled core uses.
     """
     M, n = mean.shape
     chance, means, covs = np.empty((M, M)), np.empty((M, M, n)), np.empty((M, M, n, n))

@@ -50,9 +50,11 @@ def test_without_recurrence_it_is_gpb2(start, M):
 
 
 @pytest.mark.parametrize("start", ["before", "first"])
-@pytest.mark.parametrize(("M", "n", "scale"), [(2, 1, 1.0), (2, 3, 4.0), (3, 1, 1.0), (3, 2, 1.5), (5, 2, 1.0)])
+@pytest.mark.parametrize(
+    ("M", "n", "scale"), [(2, 1, 1.0), (2, 3, 4.0), (3, 1, 1.0), (3, 2, 1.5), (5, 2, 1.0)]
+)
 def test_filter_and_smoother_against_the_plain_version(M, n, scale, start):
-    """The core's grid goes with the scores, and its directions are others: both grids have to be fine enough."""
+    """The core's grid has other directions and another spacing: both have to be fine enough."""
     model, rng = _modes(M, n, start, seed=3), np.random.default_rng(3)
     R = scale * rng.normal(size=(M, n))
     own = RecurrentSwitching(model=model, recurrence=R)
@@ -62,7 +64,9 @@ def test_filter_and_smoother_against_the_plain_version(M, n, scale, start):
     filtered, smoothed = own.filter(y), own.smooth(y)
     assert filtered.log_likelihood == pytest.approx(total, abs=1e-9)
     for got, want in ((filtered, steps), (smoothed, back)):
-        for name, column in zip(("mode_probability", "mode_mean", "mode_covariance"), zip(*want), strict=True):
+        for name, column in zip(
+            ("mode_probability", "mode_mean", "mode_covariance"), zip(*want, strict=True), strict=True
+        ):
             np.testing.assert_allclose(getattr(got, name), np.array(column), atol=2e-7)
 
 
@@ -76,7 +80,9 @@ def test_three_directions_against_the_plain_version():
     joint = model.initial_probability[:, None] * chance
     got = RecurrentSwitching(model=model, recurrence=R).filter(np.full((1, 1), np.nan))
     np.testing.assert_allclose(got.mode_probability[0], joint.sum(0), atol=1e-6)
-    np.testing.assert_allclose(got.mode_mean[0], np.einsum("ij,ijk->jk", joint / joint.sum(0), ahead), atol=2e-6)
+    np.testing.assert_allclose(
+        got.mode_mean[0], np.einsum("ij,ijk->jk", joint / joint.sum(0), ahead), atol=2e-6
+    )
 
 
 def test_as_many_modes_as_there_are_no_directions_for():

@@ -58,7 +58,7 @@ def smooth_series(
 
 
 def smoothed(method: str, problem: Problem, arrays: list[np.ndarray], totals: np.ndarray) -> Smoothed:
-    """The result, from mode probabilities, means, covariances and pairs ``(rows, ...)``, and log-likelihoods."""
+    """The result, from probabilities, means, covariances and pairs ``(rows, ...)``, and log-likelihoods."""
     probability, mean, cov, pairs = arrays
     rows, (M, n, _) = len(probability), problem.sizes
     with np.errstate(divide="ignore"):

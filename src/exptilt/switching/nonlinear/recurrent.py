@@ -8,10 +8,10 @@ mode j moves the law N(m, P) of mode i, that law is tilted by the chance of goin
 
     c_ij = E[p_j(x)],    E[x | i → j] = E[p_j(x) x] / c_ij,    and the covariance likewise.
 
-These are integrals over as many directions as scores differ in, at most M − 1 and at most n, and are computed
-as sums over a grid whose spacing goes with the scores' slopes (csrc/switching/recurrent.hpp). The rest is GPB2: M² tilted laws are
-moved, updated and collapsed to M, and backwards Kim's pass goes through the same tilted laws. With R = 0
-nothing is tilted, and both are GPB2 and its smoother.
+These are integrals over as many directions as scores differ in, at most M − 1 and at most n, and are
+computed as sums over a grid whose spacing goes with the scores' slopes (csrc/switching/recurrent.hpp). The
+rest is GPB2: M² tilted laws are moved, updated and collapsed to M, and backwards Kim's pass goes through the
+same tilted laws. With R = 0 nothing is tilted, and both are GPB2 and its smoother.
 """
 
 from dataclasses import dataclass

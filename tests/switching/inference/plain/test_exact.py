@@ -4,6 +4,7 @@ against Hamilton's.
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm
 
 from exptilt.switching import SwitchingLinearGaussian
@@ -142,3 +143,50 @@ def test_smoothers_given_the_modes(method):
     np.testing.assert_allclose(back.covariance, cov[np.arange(T), :, np.arange(T)], atol=1e-9)
     np.testing.assert_allclose(back.mode_probability, np.eye(3)[path], atol=1e-12)
     assert (model.most_likely_path(y) == path).all()
+
+
+def test_exact_smoother_where_states_become_known():
+    """Exact observations of a state without noise: predicted covariances lose rank but for rounding.
+
+    Rauch's gain divides by them, and was off by 0.01 here.
+    """
+    rng = np.random.default_rng(62)
+    model = SwitchingLinearGaussian(
+        transition=[[0.6, 0.4], [0.3, 0.7]],
+        dynamics=0.7 * rng.normal(size=(2, 3, 3)),
+        process_noise=[np.diag([1.0, 0.0, 0.0]), np.zeros((3, 3))],
+        observation=rng.normal(size=(2, 2, 3)),
+        observation_noise=[np.diag([0.1, 3.0]), np.diag([0.9, 0.0])],
+        initial_mean=rng.normal(size=(2, 3)),
+        initial_covariance=np.eye(3),
+        initial_probability=[0.1, 0.9],
+        start="first",
+    )
+    one = model.replace(transition=np.eye(2), initial_probability=[0.0, 1.0])
+    y = one.sample(4, generator=torch.Generator().manual_seed(3)).y
+    y[0, 1] = np.nan  # three exact numbers of three states, then nothing is left to learn
+    _, probability, _, mean, cov, _ = exact_posterior(model, y)
+    got = model.smooth(y, method="exact")
+    np.testing.assert_allclose(got.mode_probability, probability, atol=1e-9)
+    np.testing.assert_allclose(got.mode_mean, mean, atol=1e-8)
+    np.testing.assert_allclose(got.mode_covariance, cov, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["exact", "gpb1", "gpb2", "gpb3", "imm"])
+def test_what_cannot_happen_is_not_refused(method):
+    """Mode 1 has probability 0, and from its law mode 0 would see a number without any variance."""
+    model = SwitchingLinearGaussian(
+        transition=[[1.0, 0.0], [0.5, 0.5]],
+        dynamics=[[1.0]],
+        process_noise=[[[0.0]], [[1.0]]],
+        observation=[[1.0]],
+        observation_noise=[[[0.0]], [[1.0]]],
+        initial_mean=[0.0],
+        initial_covariance=[[[2.0]], [[0.0]]],
+        initial_probability=[1.0, 0.0],
+    )
+    want = norm.logpdf(0.7, scale=np.sqrt(2.0))
+    assert model.filter([[0.7]], method=method).log_likelihood == pytest.approx(want, abs=1e-12)
+    assert model.smooth([[0.7]], method=method).mean[0, 0] == pytest.approx(0.7, abs=1e-12)
+    if method in ("gpb1", "gpb2", "imm"):
+        assert model.online(method=method).step([0.7]).log_likelihood == pytest.approx(want, abs=1e-12)

@@ -82,7 +82,9 @@ def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step
             Rt = R[:, seen][:, :, seen].repeat(count, 1, 1)
             center, S = predict(Ht, mean, cov, dt, Rt)
             e = row[seen] - center
-            K, density, bad = condition(e, S, cov @ Ht.mT, terms(Ht, cov, Rt))
+            dead = torch.isneginf(log_weight)[:, None, None]
+            S = torch.where(dead, torch.eye(S.shape[-1], dtype=S.dtype), S)  # paths that cannot happen
+            K, density, bad = condition(e, S, cov @ Ht.mT, torch.where(dead[..., 0], 0.0, terms(Ht, cov, Rt)))
             if bad.any():
                 raise stopped(f"{what}: at step {t}", int(torch.nonzero(bad)[0]) % M, M)
             log_weight = log_weight + density
@@ -148,14 +150,24 @@ class ExactSmoothing:
 
 
 def smooth_exact(problem: Problem, series: int, what: str) -> ExactSmoothing:
-    """Smoothed moments of one series: Rauch's recursion along every path, then the mixture over paths."""
+    r"""Smoothed moments of one series: those along every path, then the mixture over paths.
+
+    Along a path, what later observations say of x_t is a score ρ and its information G, so that the law given
+    all is x + P ρ, P − P G P (Bryson and Frazier). No covariance is inverted but that of an observation:
+
+        r = H'S⁻¹e + (I − K H)'ρ,   N = H'S⁻¹H + (I − K H)' G (I − K H),   ρ = F'r,   G = F'N F
+
+    While something is diffuse, Rauch's recursion in the limit takes its place.
+    """
     M, first = problem.sizes[0], problem.first
     p, y = Matrices(problem, series), problem.data.tensor[problem.data.cuts[series]].detach()
     steps = walk(p, y, problem, what)
-    mean, cov, log_weight = steps[-1].mean, shown(steps[-1]), steps[-1].log_weight
+    log_weight = steps[-1].log_weight
     number = torch.arange(len(log_weight))
     posterior = log_weight - torch.logsumexp(log_weight, 0)
     best = int(log_weight.argmax())
+    mean, cov = steps[-1].mean, shown(steps[-1])
+    score, information = torch.zeros_like(mean), torch.zeros_like(cov)
     rows: list[tuple[torch.Tensor, ...]] = []
     for t in range(len(y) - 1, -1, -1):
         scale = M ** (len(y) - 1 - t)  # a path's number in base M spells its modes
@@ -166,18 +178,35 @@ def smooth_exact(problem: Problem, series: int, what: str) -> ExactSmoothing:
         pair = torch.zeros(M * M, dtype=torch.float64).index_add(0, before * M + mode, posterior.exp())
         pairs = pair.reshape(M, M) if t or not first else torch.diag(pair.reshape(M, M).sum(0))
         rows.append((log_mode.exp(), x, P, pairs, mode[best]))
-        if t:
-            old, now = steps[t - 1], steps[t]
-            W = p.at(t)[1][mode]
-            F_path, Q = W @ p.maps[before, mode], p.at(t)[3][mode] + W @ p.spread[before, mode] @ W.mT
-            if old.factors:
-                gains = [
-                    back_gain(old.cov[k].numpy(), old.factors[k], F.numpy(), noise.numpy())
-                    for k, F, noise in zip(parent.tolist(), F_path, Q, strict=True)
-                ]
-                J = torch.from_numpy(np.stack(gains))
-            else:
-                J = old.cov[parent] @ F_path.mT @ torch.linalg.pinv(now.ahead_cov[child], hermitian=True)
-            gap = mean - now.ahead_mean[child]
-            mean, cov = rauch(old.mean[parent], old.cov[parent], J, F_path, Q, gap, cov)
+        if t == 0:
+            break
+        old, now, (_, W, _, Q, H, d, R) = steps[t - 1], steps[t], p.at(t)
+        F = W[mode] @ p.maps[before, mode]
+        if old.factors:
+            noise = Q[mode] + W[mode] @ p.spread[before, mode] @ W[mode].mT
+            gains = [
+                back_gain(old.cov[k].numpy(), old.factors[k], F[i].numpy(), noise[i].numpy())
+                for i, k in enumerate(parent.tolist())
+            ]
+            J, gap = torch.from_numpy(np.stack(gains)), mean - now.ahead_mean[child]
+            mean, cov = rauch(old.mean[parent], old.cov[parent], J, F, noise, gap, cov)
+            continue
+        seen = ~torch.isnan(y[t])
+        if seen.any():
+            H, d, R = H[:, seen][mode], d[:, seen][mode], R[:, seen][:, :, seen][mode]
+            ahead = now.ahead_cov[child]
+            center, S = predict(H, now.ahead_mean[child], ahead, d, R)
+            S = torch.where(
+                torch.isneginf(posterior)[:, None, None], torch.eye(S.shape[-1], dtype=S.dtype), S
+            )
+            L = torch.linalg.cholesky(S)
+            whitened = torch.linalg.solve_triangular(L, H, upper=False)
+            e = torch.linalg.solve_triangular(L, (y[t][seen] - center)[..., None], upper=False)
+            rest = torch.eye(len(F[0]), dtype=F.dtype) - ahead @ whitened.mT @ whitened
+            score = (whitened.mT @ e + rest.mT @ score[..., None])[..., 0]
+            information = whitened.mT @ whitened + rest.mT @ information @ rest
+        score, information = (F.mT @ score[..., None])[..., 0], F.mT @ information @ F
+        x, P = old.mean[parent], old.cov[parent]
+        mean, cov = x + (P @ score[..., None])[..., 0], P - P @ information @ P
+        cov = (cov + cov.mT) / 2
     return ExactSmoothing(*(torch.stack(column) for column in zip(*rows[::-1], strict=True)))
