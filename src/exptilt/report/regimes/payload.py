@@ -295,7 +295,7 @@ def level_regimes(
             kind=kind,
             order=lags,
             folds=4 if len(y) <= LONG else 1,
-            starts=min(starts, 3),
+            starts=starts,
             seed=seed,
             known={modes: fit},
             progress=progress,

@@ -89,6 +89,14 @@ class Modes:
                 "fit: the chain has no single stationary law. Let every regime reach the others."
             ) from None
         law = back.sum(1)
+        if not order:
+
+            def pull_law(bar: np.ndarray) -> np.ndarray:
+                P_bar = np.zeros(P.shape)
+                P_bar[0] = np.outer(law, bar @ back).reshape(-1)[after].reshape(P.shape[1:])
+                return P_bar
+
+            return law, pull_law
         rows = P[: order + 1]
         factors = np.broadcast_to(rows, (order + 1, *P.shape[1:])).reshape(-1)[steps]
         ends = np.ones((1, len(start)))
@@ -100,12 +108,11 @@ class Modes:
             P_bar, way_bar = np.zeros(P.shape), bar[self.into]
             law_bar = np.bincount(start, way_bar * earlier[-1], K)
             P_bar[0] += np.outer(law, law_bar @ back).reshape(-1)[after].reshape(P.shape[1:])
-            if order:
-                others = earlier[:-1] * np.concatenate([ends, factors[:0:-1]]).cumprod(0)[::-1]
-                weight = way_bar * law[start] * others
-                tables = np.bincount(steps.reshape(-1), weight.reshape(-1), (order + 1) * K * M)
-                tables = tables.reshape(order + 1, *P.shape[1:])
-                P_bar[: len(rows)] += tables if len(rows) > 1 else tables.sum(0)
+            others = earlier[:-1] * np.concatenate([ends, factors[:0:-1]]).cumprod(0)[::-1]
+            weight = way_bar * law[start] * others
+            tables = np.bincount(steps.reshape(-1), weight.reshape(-1), (order + 1) * K * M)
+            tables = tables.reshape(order + 1, *P.shape[1:])
+            P_bar[: len(rows)] += tables if len(rows) > 1 else tables.sum(0)
             return P_bar
 
         return out, pull
