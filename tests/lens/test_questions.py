@@ -9,7 +9,7 @@ import torch
 from exptilt.lens.heads.scores import Scores, problem
 from exptilt.lens.heads.statistics import first_products, rows, statistic_lines, text_statistics, with_mass
 from exptilt.lens.heads.visibility import Visibility
-from exptilt.lens.questions.ascent import ascent
+from exptilt.lens.questions.ascent import _turns, ascent
 from exptilt.lens.questions.canonical_link import definiteness, link_r2, symmetry
 from exptilt.lens.questions.depth import growth
 from exptilt.lens.questions.hidden_states import cloud, holm
@@ -191,6 +191,22 @@ def test_local_gaussian_sees_clusters():
     assert nearby.r2 > 0.99
 
 
+def test_a_long_text_is_asked_at_some_queries(monkeypatch):
+    """Without causality queries do not know of each other: the fit is that of the queries asked alone."""
+    monkeypatch.setattr("exptilt.lens.questions.local_gaussian.ASKED", 20)
+    query, key = draw(1, 2, 61, 3), draw(1, 2, 80, 3, seed=1)
+
+    def fit(query, asked):
+        monkeypatch.setattr("exptilt.lens.questions.local_gaussian.ASKED", asked)
+        found = attend(query, key, key, scale=1.0)
+        scores = Scores.of(query, key, {"scale": 1.0})
+        return gaussian_fit(scores, found.log_normalizer[0], found.output[0], neighbours=16)
+
+    some, alone = fit(query, 20), fit(query[:, :, ::3], 1000)
+    torch.testing.assert_close(some, alone)
+    assert not torch.allclose(some.r2, fit(query, 1000).r2)
+
+
 def test_flat_heads_have_no_r2():
     key, query = draw(1, 1, 20, 3), torch.zeros(1, 1, 8, 3, dtype=torch.float64)
     found = attend(query, key, key)
@@ -251,6 +267,36 @@ class TestAscent:
             )
         )
         assert not torch.allclose(both.cosine, alone.cosine)
+
+    def test_a_long_text_is_asked_at_some_queries(self, monkeypatch):
+        """Each head at a few queries, drawn at random: the means over those, query by query."""
+        monkeypatch.setattr("exptilt.lens.questions.ascent.ASKED", 7)
+        hidden, key, write = draw(1, 23, 6, seed=1), draw(1, 2, 15, 3, seed=2), 0.3 * draw(5, 23, 6, seed=3)
+        W = draw(5, 6, 3, seed=4)
+
+        def query_at(h):
+            return torch.einsum("bnd,hdk->bhnk", h, W)
+
+        def G(head, state):
+            scores = 0.5 * (state @ W[head]) @ key[0, 0].T
+            return torch.logsumexp(scores, -1)
+
+        key = key[:, :1]
+        turns = _turns(5, 23)
+        assert turns.shape == (2, 23)
+        assert (turns[0] != turns[1]).all()
+        found = ascent(query_at, hidden, key, {"scale": 0.5}, write)
+        for head in range(5):
+            asked = [(t, i) for t in range(2) for i in range(23) if turns[t, i] == head]
+            assert len(asked) >= 7
+            gains, cosines = [], []
+            for _, i in asked:
+                state = hidden[0, i].clone().requires_grad_()
+                (slope,) = torch.autograd.grad(G(head, state), state)
+                cosines.append(float(torch.cosine_similarity(slope, write[head, i], dim=0)))
+                gains.append(float(G(head, hidden[0, i] + write[head, i]) - G(head, hidden[0, i])))
+            assert float(found.gain[head]) == pytest.approx(np.mean(gains), rel=1e-9)
+            assert float(found.cosine[head]) == pytest.approx(np.mean(cosines), rel=1e-9)
 
     def test_one_head_has_no_baseline(self):
         found = ascent(lambda h: h[:, None], draw(1, 4, 3), draw(1, 1, 5, 3), {}, draw(1, 4, 3))

@@ -476,6 +476,16 @@ def test_one_definition_of_every_statistic(gpt2):
             assert getattr(reading, name) == pytest.approx(found.heads[name].value[layer, head], rel=1e-5)
 
 
+def test_a_study_of_an_earlier_release_is_read(found):
+    data = json.loads(found.to_json())
+    data["heads"]["key_mass_concentration"] = data["heads"].pop("key_mass_divergence")
+    again = Study.from_json(json.dumps(data))
+    assert set(again.heads) == set(HEADS)
+    np.testing.assert_array_equal(
+        again.heads["key_mass_divergence"].value, found.heads["key_mass_divergence"].value
+    )
+
+
 def test_tokens_keep_their_word_starts():
     class Pieces:
         words = ("\u2581to", "day", "\u2581", "<s>")

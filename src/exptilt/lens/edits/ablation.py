@@ -101,7 +101,7 @@ def patch(
     *,
     progress: bool | None = None,
 ) -> Effects:
-    """`Effects` on a corrupt prompt of heads that write what they wrote on the clean one, one at a time.
+    """Put a head's output on the clean prompt into the corrupt one, head by head: the `Effects` of that.
 
     Args:
         model: a model that `watch` can take over.
@@ -172,7 +172,7 @@ def _effects(
 
 
 class _Prefix:
-    """The outputs of the blocks of one run, to be given again up to a block."""
+    """Keeps the outputs of all blocks of one run, so that those before a chosen block need not run again."""
 
     def __init__(self, model: nn.Module):
         self._model, self._ran, self._outputs = model, list[str](), dict[str, Any]()
@@ -200,7 +200,7 @@ class _Prefix:
 
     @contextmanager
     def given_again(self, blocks: Sequence[str]) -> Iterator[None]:
-        """Have some blocks give what they gave, without running."""
+        """Inside the context these blocks return their kept outputs without running."""
         with ExitStack() as restore:
             for block in blocks:
                 module = self._model.get_submodule(block)

@@ -69,7 +69,7 @@ def first_products(query: Tensor, key: Tensor, first: Tensor | None) -> Tensor:
 def rows(
     lines: Sequence[Tensor], products: Tensor, options: Mapping[str, Any], visible: Visibility
 ) -> Tensor:
-    """What `summarise` takes, ``(6, ..., batch, Hq, Q)``: `PER_QUERY`, the first key's score for its mass.
+    """Input of `summarise`, ``(6, ..., batch, Hq, Q)``: `PER_QUERY` with the first key's score for its mass.
 
     `lines` are those of `statistic_lines`, `products` those of `first_products`, both of one call or stacked;
     `options` those of `attend`.

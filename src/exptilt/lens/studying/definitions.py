@@ -14,6 +14,7 @@ _COMMON = {
     "linear": "Scores are inner products of query and key; position biases belong to the measure of the "
     "keys.",
     "capped": "Scores are softcapped, so they are not linear in the query; or no text was long enough.",
+    "asked": "In a long text each head is asked at 128 queries or a few more, drawn at random.",
     "sample": "On a sample of tokens from all texts, without the first of each text.",
     "places": "Queries and keys are not at the same places of one text (cross-attention).",
     "repeats": "The texts have too few different tokens, or this is cross-attention.",
@@ -139,13 +140,13 @@ ascent_cosine | ascent: cosine | | -1..1
     Cosine between what the head writes into the residual stream and the direction in which its own
     log-normalizer grows (F3). 1 if the head is a gradient step on G, 0 if unrelated, negative if it
     descends. Baseline: gradients of the other heads of the layer.
-    Assumes: Keys are held fixed. The gradient runs through norm, query projection and rotation, from the
-    residual stream before the block.
+    Assumes: {asked} Keys are held fixed. The gradient runs through norm, query projection and rotation, from
+    the residual stream before the block.
     Absent: {no_stream}
 ascent_gain | ascent: change in G | nats | ..
     Change in the head's log-normalizer when its write is added to the hidden state its query came from
     (F3): positive if it climbs. Baseline: change in the other heads' G after the same write.
-    Assumes: Keys are held fixed, the write counts by itself, and the block's norm acts on the sum.
+    Assumes: {asked} Keys are held fixed, the write counts by itself, and the block's norm acts on the sum.
     Absent: {no_stream}
 gaussian_r2 | Gaussian keys: R² of G | | ..1
     How well the mean and covariance of the visible keys predict the log-normalizer per key (F2): 1 exactly,
@@ -161,11 +162,11 @@ gaussian_output_error | Gaussian keys: error of the output | | 0..
 local_gaussian_r2 | Gaussian neighbourhood: R² of G | | ..1
     As for all keys, but within the 16 visible keys nearest to the mean key of each query (F2): is the
     measure locally Gaussian?
-    Assumes: {linear} Only queries that see at least 32 keys.
+    Assumes: {linear} Only queries that see at least 32 keys; of a long text 128 to 255, evenly spread.
     Absent: {capped}
 local_gaussian_output_error | Gaussian neighbourhood: error of the output | | 0..
     Relative error of m + Cq within the 16 visible keys nearest to the mean key of each query (F2).
-    Assumes: {linear} Only queries that see at least 32 keys.
+    Assumes: {linear} Only queries that see at least 32 keys; of a long text 128 to 255, evenly spread.
     Absent: {capped}
 link_symmetry | link: symmetry | | 0..1
     Share of W_q W_kᵀ that is symmetric (E7): 1 as for any gradient map, such as the canonical link; ½ as

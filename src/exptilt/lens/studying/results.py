@@ -25,6 +25,8 @@ from exptilt.lens.studying import notebook
 
 Array = NDArray[np.float64]
 FORMAT = 1
+RENAMED = {"key_mass_concentration": "key_mass_divergence"}  # in files of earlier releases
+Measures = dict  # a former class, for studies pickled with it
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ def read(hint: Any, value: Any) -> Any:
     if hint is float:
         return float("nan" if value is None else value)
     if kind is Mapping:
-        return {name: read(parts[1], item) for name, item in value.items()}
+        return {RENAMED.get(name, name): read(parts[1], item) for name, item in value.items()}
     if kind is Sequence:
         return [read(parts[0], item) for item in value]
     if kind is tuple:
