@@ -302,7 +302,7 @@ def paint(axes: Any, results: dict[str, Any]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("keys before, over keys after")
     axes.set_ylabel("increase in loss, nats a token")
-    axes.legend()
+    axes.legend(handlelength=4)
 
 
 PICTURES = {"compaction": "Increase in loss by ratio of keys and method, mean over the texts"}
