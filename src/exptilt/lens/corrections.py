@@ -96,7 +96,8 @@ def _instance_norm(
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     axes = None if dim == -1 else tuple(axis for axis in range(v.ndim) if axis != dim)
-    return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=dim != -1))
+    length: Tensor = torch.linalg.vector_norm(v, dim=axes, keepdim=dim != -1)
+    return v * (g / length)
 
 
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
@@ -105,7 +106,7 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
     P, L, U = torch.linalg.lu(A)
     y = torch.linalg.solve_triangular(L, P.mT @ (B[..., None] if vector else B), upper=False)
-    x = torch.linalg.solve_triangular(U, y, upper=True)
+    x: Tensor = torch.linalg.solve_triangular(U, y, upper=True)
     return x[..., 0] if vector else x
 
 
@@ -117,7 +118,7 @@ def _pivots(A: Tensor) -> tuple[Tensor, Tensor]:
 
 def _slogdet(A: Tensor) -> Any:
     pivots, sign = _pivots(A)
-    return torch.return_types.linalg_slogdet(
+    return torch.return_types.linalg_slogdet(  # type: ignore[attr-defined]
         (sign * pivots.detach().sgn().prod(-1), pivots.abs().log().sum(-1))
     )
 

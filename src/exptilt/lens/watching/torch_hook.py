@@ -101,7 +101,8 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None)
     if q is not k or k is not v:
         own: Sequence[Tensor] = F._in_projection_packed(q, k, v, w, b)  # type: ignore[attr-defined]
         return own
-    return F.linear(q, w, b).unflatten(-1, (3, q.shape[-1])).movedim(-2, 0).contiguous().unbind(0)
+    projected: Tensor = F.linear(q, w, b).unflatten(-1, (3, q.shape[-1])).movedim(-2, 0).contiguous()
+    return projected.unbind(0)
 
 
 def _attention(
