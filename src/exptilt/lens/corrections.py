@@ -7,7 +7,7 @@ With torch 2.13, measured against central differences in float64:
   derivative over a backward pass under ``vmap``: the saved mean and deviation are taken for constants.
 - ``det``, ``slogdet``, ``logdet`` and ``linalg.solve`` are wrong in a derivative of a forward derivative: the
   saved factorisation is taken for a constant.
-- ``_weight_norm`` (of ``nn.utils.weight_norm``) is wrong in a second backward pass.
+- ``nn.utils.weight_norm`` is wrong in a second backward pass.
 
 `jvp` of `grad`, and for the first two groups a second backward pass, are right as torch has them. There
 torch's own functions stay, because they keep fewer tensors.
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from exptilt._support.transforms import derivatives_are_nested, pytree
+from exptilt._support.transforms import WEIGHT_NORM, derivatives_are_nested, pytree
 
 
 class Corrections(TorchFunctionMode):
@@ -29,7 +29,7 @@ class Corrections(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch._weight_norm:
+        if function is WEIGHT_NORM:
             return _weight_norm(*args, **kwargs)
         if function in WRITTEN_OUT and derivatives_are_nested(pytree.tree_leaves((args, kwargs))):
             function = WRITTEN_OUT[function]
