@@ -39,6 +39,9 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+WEIGHT_NORM: Any = torch._weight_norm  # what nn.utils.weight_norm calls
+
+
 def derivatives_are_nested(tensors: Iterable[Any]) -> bool:
     """Whether derivatives may be nested, or vectorised, in another way than backward passes or jvp of grad.
 

@@ -7,7 +7,7 @@ With torch 2.13, measured against central differences in float64:
   derivative over a backward pass under ``vmap``: the saved mean and deviation are taken for constants.
 - ``det``, ``slogdet``, ``logdet`` and ``linalg.solve`` are wrong in a derivative of a forward derivative: the
   saved factorisation is taken for a constant.
-- ``_weight_norm`` (of ``nn.utils.weight_norm``) is wrong in a second backward pass.
+- ``nn.utils.weight_norm`` is wrong in a second backward pass.
 
 `jvp` of `grad`, and for the first two groups a second backward pass, are right as torch has them. There
 torch's own functions stay, because they keep fewer tensors.
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from exptilt._support.transforms import derivatives_are_nested, pytree
+from exptilt._support.transforms import WEIGHT_NORM, derivatives_are_nested, pytree
 
 
 class Corrections(TorchFunctionMode):
@@ -29,7 +29,7 @@ class Corrections(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch._weight_norm:
+        if function is WEIGHT_NORM:
             return _weight_norm(*args, **kwargs)
         if function in WRITTEN_OUT and derivatives_are_nested(pytree.tree_leaves((args, kwargs))):
             function = WRITTEN_OUT[function]
@@ -96,7 +96,8 @@ def _instance_norm(
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     axes = None if dim == -1 else tuple(axis for axis in range(v.ndim) if axis != dim)
-    return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=dim != -1))
+    length: Tensor = torch.linalg.vector_norm(v, dim=axes, keepdim=dim != -1)
+    return v * (g / length)
 
 
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
@@ -105,7 +106,7 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
     P, L, U = torch.linalg.lu(A)
     y = torch.linalg.solve_triangular(L, P.mT @ (B[..., None] if vector else B), upper=False)
-    x = torch.linalg.solve_triangular(U, y, upper=True)
+    x: Tensor = torch.linalg.solve_triangular(U, y, upper=True)
     return x[..., 0] if vector else x
 
 
@@ -117,7 +118,7 @@ def _pivots(A: Tensor) -> tuple[Tensor, Tensor]:
 
 def _slogdet(A: Tensor) -> Any:
     pivots, sign = _pivots(A)
-    return torch.return_types.linalg_slogdet(
+    return torch.return_types.linalg_slogdet(  # type: ignore[attr-defined]
         (sign * pivots.detach().sgn().prod(-1), pivots.abs().log().sum(-1))
     )
 

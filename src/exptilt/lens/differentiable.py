@@ -62,12 +62,14 @@ class differentiable(ContextDecorator):
         if around is None or self._model not in around.modules:  # else a watch computes its attention already
             seen = Intercepted(self._model, uncast(_attend), _refuse_dropout, lambda *_: None, quiet=True)
             opened = Interception(seen).__enter__()
-        self._open.append((opened, Corrections().__enter__()))
+        corrections = Corrections()
+        corrections.__enter__()  # type: ignore[no-untyped-call]
+        self._open.append((opened, corrections))
         return self._model
 
     def __exit__(self, *raised: Any) -> None:
         opened, corrections = self._open.pop()
-        corrections.__exit__(*raised)
+        corrections.__exit__(*raised)  # type: ignore[no-untyped-call]
         if opened is None:
             return
         opened.__exit__(*raised)

@@ -9,7 +9,7 @@ mode is on, torch does not use its fused paths for `nn.TransformerEncoderLayer`.
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 from typing import Any, cast
@@ -86,7 +86,7 @@ def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
     replaced = {
         "scaled_dot_product_attention": inner,
         "has_torch_function": lambda _: False,
-        "_in_projection_packed": _packed,
+        "_in_projection_packed": partial(_packed, original.__globals__["_in_projection_packed"]),
     }
     names = {**original.__globals__, **replaced}
     copy = FunctionType(
@@ -96,12 +96,14 @@ def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
     return copy
 
 
-def _packed(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Sequence[Tensor]:
-    """Torch's projection of queries, keys and values, but with one gradient in place of three padded ones."""
+def _packed(
+    own: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None
+) -> Any:
+    """Torch's `own` projection of queries, keys and values, with one gradient in place of three padded."""
     if q is not k or k is not v:
-        own: Sequence[Tensor] = F._in_projection_packed(q, k, v, w, b)  # type: ignore[attr-defined]
-        return own
-    return F.linear(q, w, b).unflatten(-1, (3, q.shape[-1])).movedim(-2, 0).contiguous().unbind(0)
+        return own(q, k, v, w, b)
+    projected: Tensor = F.linear(q, w, b).unflatten(-1, (3, q.shape[-1])).movedim(-2, 0).contiguous()
+    return projected.unbind(0)
 
 
 def _attention(

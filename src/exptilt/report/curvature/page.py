@@ -5,6 +5,7 @@ the probes, and how many of its eigenvalues are negative. Texts are strangers': 
 out, and the page escapes the rest.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt.curvature.estimates import SpectralDensity
 from exptilt.curvature.influence import Influence
 from exptilt.report import figures
-from exptilt.report.page import Figure, Page, Section, Table, number, write_page
+from exptilt.report.page import Cell, Figure, Page, Section, Table, number, write_page
 from exptilt.report.tokens import plain
 
 if TYPE_CHECKING:
@@ -107,11 +108,12 @@ def _over_training(found: Mapping[float, Summaries], names: Sequence[str]) -> Se
     def lines(part: str) -> str:
         def paint(axes: "Axes") -> None:
             places = range(len(found))
+            drawn = [getattr(x, part) for each in found.values() for x in each.values()]
             for at, name in enumerate(names):
                 heights = [getattr(each[name], part) for each in found.values()]
                 style = "-" if at < 3 else "--" if at < 6 else ":"
                 axes.plot(places, heights, f"o{style}", color=figures.SERIES[at % 3], label=plain(name))
-            axes.set_yscale("symlog", linthresh=_scale([s for each in found.values() for s in each.values()]))
+            axes.set_yscale("symlog", linthresh=_threshold(drawn), linscale=0.5)
             axes.set_xticks(list(places), [f"{step:g}" for step in found])
             axes.set(xlabel="training step")
             _plain_numbers(axes.yaxis)
@@ -120,7 +122,9 @@ def _over_training(found: Mapping[float, Summaries], names: Sequence[str]) -> Se
         return figures.draw(f"training-{part}", paint, height=3.4)
 
     header = ("layer", *(f"step {step:g}" for step in found))
-    rows = [(plain(name), *(each[name].largest for each in found.values())) for name in names]
+    rows: list[Sequence[Cell]] = [
+        [plain(name), *(each[name].largest for each in found.values())] for name in names
+    ]
     said = "of every layer at every training step, a line a layer"
     return Section(
         "Over training",
@@ -152,14 +156,15 @@ def _by_layer(spectra: Spectra, found: Mapping[float, Summaries], names: Sequenc
                 axes.scatter(
                     s.nodes.flatten().tolist(),
                     [at + 0.15 - 0.3 * shift] * len(weights),
-                    s=[4 + 60 * w for w in weights],
+                    s=[8 + 120 * w for w in weights],
                     color=figures.SERIES[shift],
                     alpha=0.7,
                     linewidths=0,
                     label=f"step {step:g}" if at == 0 else None,
                 )
-        axes.set_xscale("symlog", linthresh=_scale([x for step in steps for x in found[step].values()]))
-        axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
+        ends = [end for step in steps for x in found[step].values() for end in (x.largest, x.smallest)]
+        axes.set_xscale("symlog", linthresh=_threshold(ends), linscale=0.5)
+        axes.set_yticks(range(len(names)), [plain(name)[-18:] for name in names], fontsize=7)
         axes.set(xlabel="eigenvalue")
         _plain_numbers(axes.xaxis)
         axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
@@ -178,7 +183,7 @@ def _by_layer(spectra: Spectra, found: Mapping[float, Summaries], names: Sequenc
         ),
         (
             Figure(
-                figures.draw("spectra", paint, width=6.4, height=1.2 + 0.42 * len(names)),
+                figures.draw("spectra", paint, height=1.2 + 0.42 * len(names)),
                 "Nodes of the spectrum of each layer on a line, at the first and the last training step.",
                 "Spectra by layer, on a scale that is logarithmic away from 0.",
             ),
@@ -203,13 +208,13 @@ def _examples(influence: Influence, texts: Sequence[str]) -> Section:
 
     def table(caption: str, places: Sequence[int]) -> Table:
         rows = [(f"text {place}", scores[place], _cut(texts[place])) for place in places]
-        return Table(caption, ("text", "change of the test loss without it", "its beginning"), rows)
+        return Table(caption, ("text", "loss without it", "its beginning"), rows)
 
     status, residual = influence.solution.status, float(influence.solution.residual)
     return Section(
         "Which examples matter",
         (
-            f"How the loss on other texts would change, to first order, if one of {len(texts)} training "
+            f"How much the loss on other texts would rise, to first order, if one of {len(texts)} training "
             f"texts were left out. The linear system behind it: {status.name.lower().replace('_', ' ')}, "
             f"relative residual {number(residual)}.",
         ),
@@ -226,10 +231,10 @@ def _cut(text: str) -> str:
     return shown if len(shown) <= LETTERS else shown[: LETTERS - 1] + "…"
 
 
-def _scale(found: Sequence[Summary]) -> float:
-    """Where a logarithmic axis turns linear around 0: a thousandth of the largest number on it."""
-    largest = max(max(abs(x.largest), abs(x.smallest)) for x in found)
-    return 1e-3 * largest if largest > 0 else 1.0
+def _threshold(drawn: Sequence[float]) -> float:
+    """Where a logarithmic axis turns linear around 0: a power of ten, a hundredth of the largest number."""
+    largest = max(map(abs, drawn))
+    return float(10.0 ** math.floor(math.log10(largest) - 2)) if largest > 0 else 1.0
 
 
 def _plain_numbers(axis: object) -> None:
