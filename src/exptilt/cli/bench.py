@@ -42,17 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
     folder = find_folder()
     known = sorted(path.stem for path in folder.glob("[a-z]*.py") if path.stem not in HELPERS)
     if arguments.list:
-        print("\n".join(known) if known else "no benchmarks yet")
+        print("\n".join(known))
         return 0
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        there = ", ".join(known) or "none yet"
-        raise ArgumentError(f"there is no benchmark called {', '.join(unknown)}. Choose from: {there}")
-    names = list(dict.fromkeys(arguments.names)) or known
-    if not names:
-        raise ArgumentError(f"there are no benchmarks in {folder}. Run this in a whole checkout.")
-
-    failed = []
+        raise ArgumentError(
+            f"there is no benchmark called {', '.join(unknown)}. Choose from: {', '.join(known)}"
+        )
+    names, failed = list(dict.fromkeys(arguments.names)) or known, []
     for position, name in enumerate(names, start=1):
         title = f"[{position}/{len(names)}] {name}"
         print(title, flush=True)
