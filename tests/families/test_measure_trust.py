@@ -198,7 +198,7 @@ def test_a_mean_that_hides_its_member_is_never_called_solved(member: Exponential
 def test_ordinary_means_are_solved_as_before() -> None:
     for size in (1e-3, 1.0, 1e3, 1e6):
         x = torch.tensor([size], dtype=torch.float64)
-        for member in (Gamma(x, 1 / x), DiagonalGaussian(x, x), Beta(x, 2 * x), NormalGamma(x ** 0, x, x, x)):
+        for member in (Gamma(x, 1 / x), DiagonalGaussian(x, x), Beta(x, 2 * x), NormalGamma(x**0, x, x, x)):
             assert type(member).from_mean(member.mean_parameter).converged, member
 
 

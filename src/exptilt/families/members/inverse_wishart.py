@@ -178,7 +178,7 @@ class InverseWishart(WithDegrees):
         return wishart_kl(self.degrees, self._precision_factor(), other.degrees, other._precision_factor())
 
     def _event_moments(self) -> tuple[Tensor, Tensor]:
-        """E[X] = Ψ/(k − 1) with k = ν − D, if k > 1, else infinite on the diagonal; Var[X], finite if k > 3."""
+        """E[X] = Ψ/(k − 1) with k = ν − D; for k ≤ 1 infinite on the diagonal. Var[X] is finite if k > 3."""
         k = (self.degrees - self.size).expand(self.batch_shape)[..., None, None]
         diagonal = self.scale.diagonal(dim1=-2, dim2=-1)
         products = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
