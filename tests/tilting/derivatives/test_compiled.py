@@ -27,6 +27,21 @@ def test_fullgraph(compiler):
         assert torch.allclose(a, b, atol=2e-5)
 
 
+def test_gradients_that_are_the_same_sum():
+    """Bias and log-weight that differ by key alone have one gradient, and each gets its own copy."""
+    x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    inputs = [torch.zeros(shape, requires_grad=True) for shape in ((1, 2, 1, 6), (1, 2, 6))]
+
+    def loss(bias, log_weight):
+        a = xt.attend(x, x, x, bias=bias, log_weight=log_weight, key_mass=True)
+        return a.output.sin().sum() + a.key_mass.square().sum()
+
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs), inputs)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_result_object_comes_out_of_a_compiled_function():
     q = torch.randn(1, 2, 8, 4)
     a = torch.compile(lambda x: xt.attend(x, x, x), fullgraph=True, backend="aot_eager")(q)

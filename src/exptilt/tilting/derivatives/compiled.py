@@ -51,9 +51,9 @@ def _blank(x: Tensor | None, need: bool, like: Tensor) -> Tensor:
 
 
 def _made(found: Sequence[Tensor | None], inputs: Any, needs: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Gradients in the dtype of their inputs."""
+    """Gradients in the dtype of their inputs; copied, because results of an operator share no memory."""
     return tuple(
-        _blank(x, need, inputs[0]) if g is None or not need else g.to(x.dtype)
+        _blank(x, need, inputs[0]) if g is None or not need else g.to(x.dtype, copy=True)
         for g, x, need in zip(found, inputs, needs, strict=True)
     )
 
