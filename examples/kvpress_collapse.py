@@ -1,4 +1,4 @@
-"""A press for kvpress that joins keys in place of dropping them, beside three of kvpress's own.
+"""A press for kvpress that joins keys in place of dropping them, beside two of kvpress's own.
 
 A press makes the cache of a Hugging Face model smaller once the model has read a prompt. kvpress's presses
 keep some keys and drop the others. `CollapsePress` calls `xt.compact`: the heaviest keys stay, the others are
@@ -19,7 +19,7 @@ from exptilt.lens import models
 from exptilt.lens.caches import at_next_places
 
 try:
-    from kvpress import BasePress, ExpectedAttentionPress, KnormPress, StreamingLLMPress
+    from kvpress import BasePress, KnormPress, StreamingLLMPress
 except ImportError as problem:
     raise SystemExit(
         f"kvpress cannot be imported ({problem}). Install it with: pip install kvpress. Version 0.5.5 asks "
@@ -78,7 +78,7 @@ def main() -> None:
     AttentionInterface.register("with log-weights", attention)
     model.set_attn_implementation("with log-weights")
     print(f"{'press':20s} keys  loss of the next {NEXT} tokens")
-    for press in (None, KnormPress, StreamingLLMPress, ExpectedAttentionPress, CollapsePress):
+    for press in (None, KnormPress, StreamingLLMPress, CollapsePress):
         made = KnormPress(compression_ratio=0.0) if press is None else press(compression_ratio=RATIO)
         held, loss = measure(model, ids, made)
         print(f"{'all keys' if press is None else press.__name__:20s} {held:4d}  {loss:.3f}")

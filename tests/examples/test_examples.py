@@ -199,7 +199,7 @@ def test_the_press_runs_in_kvpress():
 
 def test_what_the_press_leaves_answers_like_compact_keys(monkeypatch):
     """Its attention adds the log-weights, with a stand-in for kvpress, which only calls `compress`."""
-    names = ("BasePress", "KnormPress", "ExpectedAttentionPress", "StreamingLLMPress")
+    names = ("BasePress", "KnormPress", "StreamingLLMPress")
     stand_in = types.SimpleNamespace(**dict.fromkeys(names, object))
     monkeypatch.setitem(__import__("sys").modules, "kvpress", stand_in)
     example, model = runpy.run_path(str(PRESS)), small_llama()
