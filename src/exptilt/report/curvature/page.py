@@ -1,7 +1,7 @@
 """Spectra of curvature by layer over training, and the most influential examples, as one page.
 
 Nothing is computed here but what a spectrum says of itself: its outermost nodes, its trace with the error of
-the probes, and how many of its eigenvalues are negative. Texts are strangers': what does not print is spelled
+the probes, and how much of it is negative. Texts are strangers': what does not print is spelled
 out, and the page escapes the rest.
 """
 
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 Spectra = Mapping[float, Mapping[str, SpectralDensity]]
 EXAMPLES = 5  # most helpful and most harmful texts on the page
 LETTERS = 240  # shown of a text
-ZERO = 1e-4  # eigenvalues count as 0 below this part of the largest one of their layer
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What one spectrum says: its ends, its trace with its standard error, the part below 0."""
+    """What one spectrum says: its ends, its trace with its standard error, the negative part of Σ |λ|."""
 
     largest: float
     smallest: float
@@ -45,13 +44,13 @@ Summaries = Mapping[str, Summary]
 def summary(spectrum: SpectralDensity) -> Summary:
     """The numbers of the page for the spectrum of one layer."""
     mean, nodes = spectrum.mean(lambda x: x), spectrum.nodes
-    below = spectrum.mean(lambda x: (x < -ZERO * nodes.abs().max()).to(x.dtype))
+    below, size = spectrum.mean(lambda x: (-x).clamp_min(0)), spectrum.mean(lambda x: x.abs())
     return Summary(
         float(nodes.max()),
         float(nodes.min()),
         float(mean.value) * spectrum.size,
         float(mean.standard_error) * spectrum.size,
-        float(below.value),
+        float(below.value) / max(float(size.value), 1e-300),
     )
 
 
@@ -174,7 +173,7 @@ def _by_layer(spectra: Spectra, found: Mapping[float, Summaries], names: Sequenc
         (plain(name), spectra[max(found)][name].size, x.largest, x.smallest, x.trace, x.error, x.negative)
         for name, x in last.items()
     ]
-    header = ("layer", "numbers", "largest", "smallest", "trace", "± of the trace", "part below 0")
+    header = ("layer", "numbers", "largest", "smallest", "trace", "± of the trace", "negative part")
     return Section(
         "By layer",
         (
@@ -192,7 +191,7 @@ def _by_layer(spectra: Spectra, found: Mapping[float, Summaries], names: Sequenc
                 header,
                 rows,
                 "The ± is the standard error over probes plus the change with half the steps of Lanczos' "
-                f"method. Eigenvalues count as below 0 from {ZERO:g} of the largest node on.",
+                "method. The negative part is that of the sum of all |eigenvalues|.",
                 sortable=True,
             ),
         ),
