@@ -18,6 +18,11 @@ _MOVED = {
     "claims": {"claims.evidence": "Check Evidence Line Picture"},
     "dynamics": {
         "_support.intervals": "Interval",
+        "claims.experiments.circle": "MetastableCounts metastable_counts",
+        "claims.experiments.divergence": "DivergenceRate divergence_rate",
+        "claims.experiments.equal_cosine": "EqualCosine equal_cosine",
+        "claims.experiments.sweep": "Setting equilibrium_sweep",
+        "claims.experiments.theorem_one": "TheoremOne TheoremOneRow theorem_one",
         "dynamics.ascent": "Slope",
         "dynamics.fixed_points.stability": "MonotoneOperator SpectralRadius",
         "dynamics.flow": "FlowInfo FlowState Kernel",
@@ -47,6 +52,8 @@ _MOVED = {
     },
     "losses": {"losses.cross_entropy": "CrossEntropy", "losses.diagnose": "Diagnosis"},
     "memory": {
+        "claims.experiments.capacity": "storage_capacity",
+        "claims.experiments.cliff": "classical_cliff",
         "claims.experiments.equivalence": "boltzmann_check linear_attention linear_attention_check",
         "memory": "associate=hopfield_attention learn=train_boltzmann",
         "memory.nearest": "Nearest SearchIndex",

@@ -331,6 +331,9 @@ def fisher_vector_product(
     compiling = torch.compiler.is_compiling()
     if settings.backend == "reference" or (compiling and transform_compiled()):
         product = _reference_product(call, along)
+    elif compiling:
+        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask, t.packing
+        product = compiled.hessian_product(*tensors, *settings.rule.numbers, settings.backend, settings.check)
     else:
         product = masses.hessian_product(t, along, settings)
     product = product.to(call.dtype)
