@@ -77,6 +77,53 @@ def test_an_overconfident_model_is_mended():
         assert float(found) < 0.8 * float(point)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [0.0, 0.2])
+def test_calibration_by_held_out_digits(wrong):
+    """A network fitted to 300 digits without a penalty. Of clean labels it knows how sure it may be, and the
+    evidence makes it far too unsure; with a fifth of all labels drawn at random it is far too sure. Held-out
+    labels find the right precision in both.
+    """
+    digits = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed").load_digits()
+    x, y = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
+    generator = torch.Generator().manual_seed(9)
+    drawn = torch.rand(len(y), generator=generator) < wrong
+    y = torch.where(drawn, torch.randint(10, y.shape, generator=generator), y)
+    order = torch.randperm(len(y), generator=generator)
+    train, held, test = order[:300], order[300:500], order[500:]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(600):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[train]), y[train]).backward()
+        optimizer.step()
+    last = Curvature(model, "cross_entropy", [(x[train], y[train])], progress=False).restrict("2")
+    plain = LaplacePosterior(last)
+    found = plain.calibrate(x[held], y[held])
+
+    def log_loss(p):
+        return -float(p[torch.arange(len(test)), y[test]].log().mean())
+
+    def calibration_error(p):
+        sure, right = p.max(-1).values, (p.argmax(-1) == y[test]).float()
+        apart = torch.zeros(10).index_add_(0, (sure * 10).long().clamp_max(9), right - sure)
+        return float(apart.abs().sum() / len(test))
+
+    with torch.no_grad():
+        own = model(x[test]).softmax(-1)
+    mended, unsure = found.predict(x[test]), plain.predict(x[test])
+    assert log_loss(mended) < log_loss(unsure)
+    if wrong:
+        assert log_loss(mended) < 0.6 * log_loss(own)
+        assert calibration_error(mended) < 0.75 * calibration_error(own)
+    else:
+        assert log_loss(unsure) > log_loss(own) + 0.3
+        assert log_loss(mended) < log_loss(own) + 0.05
+    with pytest.raises(ArgumentError, match=r"labels are \(3,\) torch.int64"):
+        plain.calibrate(x[held], y[:3])
+
+
 def test_what_is_refused():
     _, whole = classifier()
     x = (torch.randn(3, 2).double(), torch.randn(3, 2).double())

@@ -11,7 +11,9 @@ J U. Probabilities are the mean of the softmax under that Gaussian. The evidence
 
     log p(data | τ) = ½ Σ_i log(τ / (μ_i + τ)) − ½ τ |Uᵀ w|² + const,     μ the eigenvalues of N Uᵀ A U
 
-chooses τ if none is given.
+chooses τ if none is given. It believes that w is a minimum with that prior. Weights trained without a penalty
+are not: their predictions saturate, A vanishes, and the posterior is far too wide. `calibrate` therefore
+chooses τ by the likelihood of held-out labels; as τ grows, probabilities go to those of the model itself.
 """
 
 from typing import Any
@@ -94,8 +96,13 @@ class LaplacePosterior:
             prior_precision = float(torch.tensor(found.x).exp())
         self.prior_precision = checks.number("LaplacePosterior", "prior_precision", prior_precision, above=0)
         self.log_evidence = evidence(float(torch.tensor(self.prior_precision).double().log()))
-        self._root = vectors * (mu + self.prior_precision).rsqrt()
+        self._spectrum, self._vectors = mu, vectors
+        self._root = self._scaled(self.prior_precision)
         self.covariance = self._root @ self._root.T
+
+    def _scaled(self, tau: float) -> Tensor:
+        """A root of the covariance for the prior precision `tau`."""
+        return self._vectors * (self._spectrum + tau).rsqrt()
 
     def _columns(self) -> Tensor:
         if self.basis is not None:
@@ -115,6 +122,40 @@ class LaplacePosterior:
             ``(..., classes)``, the shape of the model's logits.
         """
         samples = checks.whole("LaplacePosterior.predict", "samples", samples)
+        return self._mean_softmax(*self._linear(inputs), self._root, samples, seed)
+
+    def calibrate(
+        self, inputs: Any, labels: Tensor, *, samples: int = 64, seed: int = 0
+    ) -> "LaplacePosterior":
+        """The same posterior with the prior precision under which held-out labels are most probable.
+
+        Args:
+            inputs: a batch that the model was not trained on, as for `predict`.
+            labels: ``(...)``, its classes as whole numbers.
+            samples: how many draws, the same for every precision.
+            seed: of the draws.
+        """
+        samples = checks.whole("LaplacePosterior.calibrate", "samples", samples)
+        mean, slopes = self._linear(inputs)
+        if labels.shape != mean.shape[:-1] or labels.is_floating_point():
+            raise ArgumentError(
+                f"LaplacePosterior.calibrate: labels are {tuple(labels.shape)} {labels.dtype}. Pass whole "
+                f"numbers of shape {tuple(mean.shape[:-1])}, one class for each prediction."
+            )
+
+        def loss(log_tau: float) -> float:
+            root = self._scaled(float(torch.tensor(log_tau, dtype=torch.float64).exp()))
+            found = self._mean_softmax(mean, slopes, root, samples, seed)
+            return -float(found.gather(-1, labels[..., None]).double().clamp_min(1e-300).log().mean())
+
+        grid = torch.linspace(-8, 16, 25).tolist()  # the loss may have several valleys: look first
+        best = min(grid, key=loss)
+        chosen = minimize_scalar(loss, bounds=(best - 1, best + 1), method="bounded", options={"xatol": 0.02})
+        tau = float(torch.tensor(chosen.x, dtype=torch.float64).exp())
+        return LaplacePosterior(self.curvature, basis=self.basis, prior_precision=tau)
+
+    def _linear(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Logits (..., classes) at the weights, and their slopes (..., classes, k) along the columns."""
         own, along, batch = self.curvature, [], inputs if isinstance(inputs, dict) else (inputs,)
         weights = own.parameters.weights()
 
@@ -126,13 +167,16 @@ class LaplacePosterior:
             mean = logits(weights)
             for column in track(list(self._columns().T), "directions", show=own.progress):
                 along.append(push(logits, weights, own.parameters.split(column.to(own.dtype)))[1])
-            slopes = torch.stack(along, -1).to(self._root)  # (..., classes, k)
-            generator = torch.Generator().manual_seed(seed)
-            total = torch.zeros_like(mean)
-            for _ in range(samples):
-                noise = torch.randn(self._root.shape[1], generator=generator, dtype=torch.float64)
-                drawn = slopes @ (self._root @ noise.to(self._root.device))
-                total += (mean + drawn.to(mean)).softmax(-1)
+        return mean, torch.stack(along, -1).to(self._root)
+
+    @staticmethod
+    def _mean_softmax(mean: Tensor, slopes: Tensor, root: Tensor, samples: int, seed: int) -> Tensor:
+        """The mean of the softmax over draws of the logits."""
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(samples, root.shape[1], generator=generator, dtype=torch.float64)
+        total = torch.zeros_like(mean)
+        for drawn in noise.to(root.device) @ root.T:
+            total += (mean + (slopes @ drawn).to(mean)).softmax(-1)
         return total / samples
 
 
