@@ -188,7 +188,7 @@ ROWS = [
     (
         lambda: RestrictedBoltzmann.random(2, 2).free_energy(torch.tensor([0.5, 1.0]).double()),
         "visible",
-        "values 0 and 1",
+        "Pass 0 and 1 only",
     ),
     (
         lambda: RestrictedBoltzmann.random(2, 2).free_energy(torch.ones(3).double()),

@@ -73,7 +73,7 @@ def test_page_table_and_summary(series, tmp_path, capsys, kind):
 @pytest.mark.parametrize(
     ("content", "words", "said"),
     [
-        (None, [], "No such file"),
+        (None, [], "there is no folder or file"),
         ("", [], "is empty"),
         ("a,b\n", [], "no rows"),
         ("a,b\n1,2\n3\n", [], "line 3 has 1 cells"),
