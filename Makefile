@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "exptilt needs Python 3.11 or newer; $(PYTHON) is older. Try: make setup PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV) (once, a few minutes, mostly downloads) ..."
-	@test -x $(BIN)/python || $(DOTS) $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { $(DOTS) $(PYTHON) -m venv $(VENV); }
 	@echo "  1/3 torch"
 	@$(DOTS) $(PIP) install -qq torch==2.13.0
 	@echo "  2/3 exptilt and its tools"
