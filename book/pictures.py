@@ -56,7 +56,8 @@ def hessian():
         for way, colour in (("math attention", ORANGE), ("exptilt", BLUE)):
             memory = [row[way] / 1e9 for row in rows]
             axes.loglog(tokens, memory, "o-", color=colour, base=2)
-            axes.text(tokens[-1] * 1.06, memory[-1], f"{way}\n{memory[-1]:.2g} GB", color=colour, va="center")
+            size = f"{memory[-1]:.1f} GB" if memory[-1] >= 1 else f"{1e3 * memory[-1]:.0f} MB"
+            axes.text(tokens[-1] * 1.06, memory[-1], f"{way}\n{size}", color=colour, va="center")
         axes.set_xlim(tokens[0] * 0.9, tokens[-1] * 1.7)
         axes.set_xticks(tokens, [f"{n:,}" for n in tokens])
         axes.set_yticks([1 / 16, 1 / 4, 1, 4], ["62 MB", "250 MB", "1 GB", "4 GB"])
