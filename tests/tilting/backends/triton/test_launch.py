@@ -123,7 +123,7 @@ print(json.dumps(found))
 def test_transforms():
     found = read(TRANSFORMS, TRITON_INTERPRET="1")
     assert [name for name, right in found.items() if not right] == []
-    assert len(found) == 11
+    assert len(found) == 10
 
 
 AUDIT = """
