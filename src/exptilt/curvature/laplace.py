@@ -102,7 +102,8 @@ class LaplacePosterior:
 
     def _scaled(self, tau: float) -> Tensor:
         """A root of the covariance for the prior precision `tau`."""
-        return self._vectors * (self._spectrum + tau).rsqrt()
+        root: Tensor = self._vectors * (self._spectrum + tau).rsqrt()
+        return root
 
     def _columns(self) -> Tensor:
         if self.basis is not None:
