@@ -128,7 +128,7 @@ class LaplacePosterior:
     def calibrate(
         self, inputs: Any, labels: Tensor, *, samples: int = 64, seed: int = 0
     ) -> "LaplacePosterior":
-        """The same posterior with the prior precision under which held-out labels are most probable.
+        """A posterior over these directions whose prior precision makes held-out labels most probable.
 
         Args:
             inputs: a batch that the model was not trained on, as for `predict`.

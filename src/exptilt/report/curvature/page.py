@@ -29,7 +29,7 @@ LETTERS = 240  # shown of a text
 
 @dataclass(frozen=True)
 class Summary:
-    """What one spectrum says: its ends, its trace with its standard error, the negative part of Σ |λ|."""
+    """Summary of one spectrum: its ends, its trace with its standard error, the negative part of Σ |λ|."""
 
     largest: float
     smallest: float
