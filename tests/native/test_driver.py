@@ -33,7 +33,7 @@ NARROW = (
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 FILTERS = (
     *("inference/plain/test_exact.py", "inference/test_passes.py", "inference/test_online.py"),
-    *("test_nonlinear.py", "test_families.py"),
+    *("test_nonlinear.py", "nonlinear/test_recurrent.py", "test_families.py"),
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the driver is built as on Linux")
