@@ -67,7 +67,7 @@ class Fields(ABC):
     def to(
         self, *arguments: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
-        """The same measure on another device or in another dtype.
+        """A copy of this measure on another device or in another dtype.
 
         Args:
             arguments: a device, a dtype or both, as for `torch.Tensor.to`.
