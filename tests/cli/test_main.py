@@ -35,6 +35,7 @@ COMMANDS = [line for line in PRINTED if not line.startswith("pip ")]  # what pip
 
 # Other tests, or another command of the list, do the same with less.
 LONG = {
+    "exptilt report",
     "exptilt switch gnp",
     "exptilt switch gnp --lags 1 --forecast 8 --out report",
     "exptilt report minilm --max-tokens 512 --out report",

@@ -245,6 +245,7 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_control_c_leaves_no_page_and_a_rerun_goes_on(tiny, tmp_path):
     """The process gets a real SIGINT once three units are kept; one sent from outside might come too late."""
     out = tmp_path / "out"

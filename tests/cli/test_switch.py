@@ -26,29 +26,9 @@ def series(tmp_path):
 @pytest.mark.parametrize("kind", ["level", "local-level"])
 def test_page_table_and_summary(series, tmp_path, capsys, kind):
     out = tmp_path / "out"
-    assert (
-        main(
-            [
-                "switch",
-                str(series),
-                "--columns",
-                "price",
-                "--index",
-                "day",
-                "--model",
-                kind,
-                "--starts",
-                "2",
-                "--forecast",
-                "4",
-                "--compare",
-                "2" if kind == "level" else "1",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    words = f"--columns price --index day --model {kind} --starts 2 --forecast 4".split()
+    words += ["--compare", "2" if kind == "level" else "1", "--out", str(out)]
+    assert main(["switch", str(series), *words]) == 0
     said = capsys.readouterr().out
     assert "2 regimes" in said
     assert "AIC" in said
@@ -94,7 +74,7 @@ def test_page_table_and_summary(series, tmp_path, capsys, kind):
             ["--index", "t"],
             "lines 2 and 4 are both of '2001'",
         ),
-        ("a\n" + "1\n2\n" * 9, ["--shade", "x..y"], "is no span of rows"),
+        ("a\n" + "1\n2\n" * 9, ["--shade", "x..y", "--compare", "1", "--starts", "1"], "is no span of rows"),
         ("a,b\n" + "1,2\n3,5\n2,4\n" * 9, ["--lags", "1"], "with lags one column is modelled, not 2"),
     ],
 )
@@ -170,18 +150,8 @@ def test_counts(tmp_path, capsys):
     path, out = tmp_path / "counts.csv", tmp_path / "out"
     cells = ["" if t == 7 else str(k) for t, k in enumerate(counts)]
     path.write_text("day,calls\n" + "".join(f"{t},{cell}\n" for t, cell in enumerate(cells)))
-    command = [
-        "switch",
-        str(path),
-        "--model",
-        "counts",
-        "--starts",
-        "1",
-        "--forecast",
-        "3",
-        "--out",
-        str(out),
-    ]
+    words = "--model counts --starts 1 --compare 2 --forecast 3 --out"
+    command = ["switch", str(path), *words.split(), str(out)]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "calls rate" in said
@@ -215,7 +185,7 @@ def test_lags_and_shades(tmp_path, capsys):
     y = np.where((np.arange(90) // 30) % 2, 5.0, 0.0) + rng.normal(size=90)
     path = tmp_path / "q.csv"
     path.write_text("when,y\n" + "".join(f"{1990 + k // 4}Q{k % 4 + 1},{v:.4f}\n" for k, v in enumerate(y)))
-    words = ["--lags", "1", "--shade", "1997-07..2004Q4", "--compare", "2", "--starts", "4"]
+    words = ["--lags", "1", "--shade", "1997-07..2004Q4", "--compare", "2", "--starts", "2"]
     assert main(["switch", str(path), *words, "--forecast", "2", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "model 'autoregression' with 1 lag" in said
