@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from exptilt import families as f
@@ -32,6 +33,7 @@ def test_rough_covariance_still_gives_the_exact_answer() -> None:
         torch.testing.assert_close(alone.value, eta[row], rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_memory() -> None:
     """G, mean, covariance and the dual map of 400,000 points (100 MB) add less than 60 MB to them."""
     code = """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import exptilt as xt
@@ -69,6 +70,7 @@ def worker(folder):
     os._exit(0)  # all is written; at the end of Python, threads of torch's process group now and then abort
 
 
+@pytest.mark.slow
 def test_two_processes_read_as_one(tmp_path):
     words = [
         sys.executable,

@@ -58,7 +58,7 @@ def train(folder, model, monitor, texts=None, **other):
         pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
         pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
         {"gradient_checkpointing": True, "gradient_accumulation_steps": 3},
-        {"torch_compile": True, "torch_compile_backend": "eager"},
+        pytest.param({"torch_compile": True, "torch_compile_backend": "eager"}, marks=pytest.mark.slow),
     ],
     ids=["plain", "accumulation", "checkpointing", "both", "compiled"],
 )

@@ -77,6 +77,7 @@ def test_a_column_without_errors_is_left_out(tmp_path):
     assert findings(study, study)[0].text == "No head differs by more than two standard errors."
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny, twin = save_tiny(tmp_path / "tiny"), save_tiny(tmp_path / "twin", seed=1)
