@@ -120,6 +120,7 @@ def test_equal_cosine_equation():
     assert cosine_rate(-1 / (n - 1), count=n, beta=beta) == pytest.approx(0.0, abs=1e-15)
 
 
+@pytest.mark.slow
 def test_equal_cosine_simulation():
     found = equal_cosine(count=8, beta=2.0, time=4.0, samples=5, substeps=32, dimensions=(16, 200))
     assert found.continuous_error < 1e-7

@@ -1,5 +1,7 @@
 """The ledger: every claim of the theory is there, says what it must, and is judged by the rules alone."""
 
+import ast
+import builtins
 import json
 import math
 import re
@@ -47,6 +49,18 @@ def test_every_claim_says_what_it_must(claim):
     assert "print(" in claim.snippet
 
 
+@pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.id)
+def test_the_lines_to_run_import_what_they_use(claim):
+    """What they print is tested as the docstring's example, which need not import `torch` and `xt`."""
+    nodes = list(ast.walk(ast.parse(claim.snippet)))
+    known = {alias.asname or alias.name for node in nodes for alias in getattr(node, "names", ())}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    known |= {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    assert {node.id for node in names} <= known
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.id)
 def test_the_lines_to_run_do(claim, capsys):
     """As shown on the page, with nothing but what they import; what they print is what the docstring says."""

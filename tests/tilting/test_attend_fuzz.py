@@ -42,7 +42,7 @@ FOUND = {
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param(start, marks=pytest.mark.slow if start >= MIXES // 2 else ())
+        pytest.param(start, marks=pytest.mark.slow if start >= MIXES // 3 else ())
         for start in range(0, MIXES, CHUNK)
     ],
 )

@@ -65,7 +65,11 @@ def runs(target):
     return file is not None and native._open(file) is not None
 
 
-@pytest.mark.parametrize("target", native.TARGETS)
+# The other tests run on the best target.
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("v4", "v3") else ()) for name in native.TARGETS],
+)
 def test_every_target(target):
     if not runs(target):
         pytest.skip(f"this processor does not run {target}, or it was not built")

@@ -64,6 +64,7 @@ def test_float64_stays_in_plain_torch(gpu, recwarn):
     assert len(recwarn) == 0
 
 
+@pytest.mark.slow
 def test_the_choice_breaks_no_graph(gpu):
     """Looking up releases is not traced."""
     call = torch.compile(lambda x: x + len(chosen(x.dtype)), backend="eager", fullgraph=True)

@@ -51,6 +51,7 @@ def test_result_object_comes_out_of_a_compiled_function():
     assert torch.allclose(G, a.log_normalizer)
 
 
+@pytest.mark.slow
 def test_transforms_inside_and_around_a_compiled_function():
     """Where the compiler would not see a rule's derivative it must get the right number, not a zero."""
     g = torch.Generator().manual_seed(0)

@@ -132,6 +132,7 @@ def test_jacobians_and_hessians(field):
     assert largest_gap(*second) < 1e-12
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problem=problems(largest=9, least_keys=1))
 def test_gradients_over_random_options(problem):
