@@ -47,6 +47,16 @@ def pytest_runtest_setup():
     random.seed(0)
 
 
+# Examples that take seconds; tests/claims/test_ledger.py runs them, with all others of claims, as slow tests.
+_LONG = {"exptilt.claims.memory.moving", "exptilt.claims.models.questions.climbs"}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.name in _LONG:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def _doctest_names(request, doctest_namespace):
     for name, module in (("torch", torch), ("xt", exptilt)):

@@ -130,7 +130,9 @@ def step_by_step(model: SwitchingFamily) -> SwitchingFamily:
 
 
 @pytest.mark.parametrize("name", cases())
-@pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
+@pytest.mark.parametrize(
+    "method", ["gpb2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("imm", "gpb1"))]
+)
 def test_the_compiled_pass_and_batches(name: str, method: str) -> None:
     model, y = model_of(name)
     y = torch.cat([y, y.flip(0)])
@@ -148,7 +150,7 @@ def test_the_compiled_pass_and_batches(name: str, method: str) -> None:
     assert torch.equal(found.log_likelihood[1], alone.log_likelihood)
 
 
-@pytest.mark.parametrize("method", ["gpb2", "imm"])
+@pytest.mark.parametrize("method", ["gpb2", pytest.param("imm", marks=pytest.mark.slow)])
 def test_concentrations_of_very_different_sizes(method: str) -> None:
     """Newton's method for merged Dirichlets does not settle there, and another one takes over."""
     rng = np.random.default_rng(1)

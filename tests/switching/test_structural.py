@@ -105,6 +105,7 @@ def test_one_factor_is_that_of_statsmodels(error_order):
         assert best.estimates["loading"][0, 0] > 0
 
 
+@pytest.mark.slow
 def test_lams_model_of_the_level_of_output():
     """Kim (1994): a trend whose drift switches and an autoregressive cycle around it, from the level of GNP.
 
@@ -243,6 +244,7 @@ def test_kim_and_yoos_coincident_index(standard, published):
     np.testing.assert_allclose(fit.estimates["error_autoregression"][0, 3], [0.0196, 0.3216], atol=3e-4)
 
 
+@pytest.mark.slow
 def test_units_of_columns_do_not_move_the_fit_of_a_factor():
     rng = np.random.default_rng(3)
     factor = np.cumsum(rng.normal(size=120)) * 0.1 + np.repeat([-1.0, 1.0, -1.0], 40)

@@ -76,7 +76,7 @@ def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> 
     """Write texts (file name: text) into `folder`: all drafts first, then each is moved into its place.
 
     The folder is made if it is missing. Files are moved in the order given, so that a page that refers to the
-    others can come last; their paths are returned in that order. If a draft cannot be written, old files stay.
+    others can come last; their paths are returned in that order. If a draft cannot be written, nothing moves.
     """
     place, made = Path(folder), prepare_folder(folder)
     try:

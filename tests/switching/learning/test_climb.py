@@ -190,7 +190,10 @@ def test_the_hessian_whatever_the_units(scale):
     assert told.all()
 
 
-@pytest.mark.parametrize(("times", "plus"), [(1e6, 0.0), (1e-3, 0.0), (1.0, 1000.0), (2.0**20, 0.0)])
+@pytest.mark.parametrize(
+    ("times", "plus"),
+    [(1e6, 0.0), (1.0, 1000.0), *(pytest.param(x, 0.0, marks=pytest.mark.slow) for x in (1e-3, 2.0**20))],
+)
 def test_units_and_origin_do_not_matter(times, plus):
     """The likelihood changes by the Jacobian alone, whichever start wins."""
     rng = np.random.default_rng(3)
@@ -287,6 +290,7 @@ def test_an_unbounded_likelihood_is_named_and_a_bounded_fit_returned():
         assert np.isfinite(fit.log_likelihood)
 
 
+@pytest.mark.slow
 def test_an_unbounded_likelihood_of_several_series_is_named_though_a_climb_stalls_on_the_way():
     """Forty equal rows: a regime of theirs has no noise, and the climb stops before it is quite gone."""
     y = np.random.default_rng(0).normal(size=(100, 2))

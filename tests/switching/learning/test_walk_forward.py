@@ -14,7 +14,7 @@ def regimes(T=120):
     return np.where(regime, 5.0, 0.0) + rng.normal(size=T), regime
 
 
-@pytest.mark.parametrize("method", ["em", "mle"])
+@pytest.mark.parametrize("method", ["em", pytest.param("mle", marks=pytest.mark.slow)])
 def test_a_changed_future_changes_nothing_before_it(method):
     y, regime = regimes()
     start = level_model((-1.0, 4.0))
