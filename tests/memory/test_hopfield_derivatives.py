@@ -80,6 +80,7 @@ def test_a_derivative_that_does_not_exist_is_an_error():
     assert not x.grad.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_state_that_goes_to_zero_settles_under_transforms_too():
     x = torch.tensor([[0.99, 0.0], [-0.99, 0.0]], dtype=F64)
     start = torch.tensor([0.3, 0.1], dtype=F64)
@@ -120,6 +121,7 @@ def test_functional_transforms():
     assert torch.allclose(torch.func.vmap(settled)(x, s, beta), alone, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_compiled():
     torch.manual_seed(0)
     x, s = torch.randn(20, 4), torch.randn(5, 4)

@@ -120,7 +120,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert Hopfield.load(path).count == 9
 
 
-@pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
+@pytest.mark.parametrize("moment", [pytest.param("os.fsync", marks=pytest.mark.slow), "os.replace"])
 def test_what_a_killed_save_leaves_goes_a_day_later(tmp_path, moment):
     path = tmp_path / "m"
     Hopfield(torch.eye(3), 1.0).save(path)
