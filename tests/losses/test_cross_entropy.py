@@ -151,6 +151,7 @@ def test_autocast_casts_as_a_linear_layer_would():
     assert torch.equal(loss, want)
 
 
+@pytest.mark.slow
 def test_compiles_without_a_graph_break():
     h, W, _, t = problem(40, 300, 70, torch.float32)
 

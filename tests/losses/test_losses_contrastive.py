@@ -128,7 +128,7 @@ def test_transforms(name):
     torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", some_slow(CASES, ("info_nce", "sigmoid", "supervised", "sampled_softmax")))
+@pytest.mark.parametrize("name", some_slow(CASES, ("sigmoid", "sampled_softmax")))
 def test_compiles_without_a_graph_break(name):
     shapes, ours, _ = CASES[name]
     tensors = batch(*shapes)
@@ -212,7 +212,7 @@ def test_labels_and_samples_under_vmap(name):
             torch.testing.assert_close(a, torch.stack(b), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", some_slow(OPTIONS, list(OPTIONS)[:1]))
+@pytest.mark.parametrize("name", some_slow(OPTIONS, ()))
 def test_options_compile_without_a_graph_break(name):
     make, given = OPTIONS[name]
     loss, tensors, whole = make(*given)
