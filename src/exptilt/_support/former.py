@@ -56,8 +56,7 @@ _MOVED = {
         "claims.experiments.cliff": "classical_cliff",
         "claims.experiments.equivalence": "boltzmann_check linear_attention linear_attention_check",
         "memory": "associate=hopfield_attention learn=train_boltzmann",
-        "memory.nearest": "Nearest SearchIndex",
-        "memory.theory": "guaranteed_radius separation_needed",
+        "memory.nearest": "Nearest",
     },
     "sampling": {
         "sampling.gibbs": "LinkChain",

@@ -72,7 +72,7 @@ def retrieve(
             strict=throw,
         )
 
-    learnt = (*(block.patterns for block in self.blocks), self.beta)
+    learnt = (self.patterns, self.beta)
     if not is_concrete(state, *learnt):
         return attached(state, max_steps, throw)
     solution = settle(self, state, tolerance, max_steps)

@@ -45,6 +45,7 @@ class Read(NamedTuple):
 class Separation(ABC):
     """Base of the separations in the table above."""
 
+    @abstractmethod
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         """The average of the keys (or values) under their weights, and the potential.
 
@@ -53,7 +54,6 @@ class Separation(ABC):
             query: ``(..., H, Q, D)``.
             beta: ``(..., H)``.
         """
-        return self._read(keys, query, beta)
 
     def uniform(self, count: int) -> float:
         """Ω of equal weights.
@@ -67,15 +67,13 @@ class Separation(ABC):
             return (math.pow(count, 1 - self.alpha) - 1) / (self.alpha * (self.alpha - 1))
         return 0.0
 
-    @abstractmethod
-    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read: ...
-
 
 @dataclass(frozen=True)
 class Softmax(Separation):
     """Weights e^{βs}/Σ e^{βs}, streamed by `attend`."""
 
-    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+        """See `Separation.read`."""
         together = keys.members
         if together is not None:
             query, own = share(query, together), share(beta, together)
@@ -109,7 +107,8 @@ class Entmax(Separation):
             wanted = "Pass 1 < alpha <= 2; 2 is sparsemax, and for 1 there is 'softmax'."
             raise ArgumentError(f"Entmax: alpha is {self.alpha}. {wanted}")
 
-    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+        """See `Separation.read`."""
         return Read(*entmax_sweep(keys, query, beta, self.alpha))
 
 
@@ -120,7 +119,8 @@ class Maximum(Separation):
     The index is not differentiable; the pattern and score there are.
     """
 
-    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+        """See `Separation.read`."""
         with torch.no_grad():
             top = query.new_full(query.shape[:-1], -torch.inf)
             best = torch.zeros(query.shape[:-1], dtype=torch.int64, device=query.device)
@@ -152,7 +152,8 @@ class Polynomial(Separation):
         if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 2:
             raise ArgumentError(f"Polynomial: degree is {self.degree!r}. Pass an integer >= 2.")
 
-    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
+        """See `Separation.read`."""
         n = self.degree
         top = query.new_zeros(query.shape[:-1])  # sums are relative to the largest score so far
         total, weight, average = (
@@ -172,7 +173,7 @@ class Polynomial(Separation):
             top = m
         alive = total != 0  # NaN (scores overflow) stays NaN
         norm = torch.where(alive, total, 1.0) ** (1 / n)
-        share = torch.where(alive, weight, 1.0) if keys.values else norm ** (n - 1)
+        share = torch.where(alive, weight, 1.0) if keys.values is not None else norm ** (n - 1)
         average = average / share[..., None]
         return Read(torch.where(alive[..., None], average, 0.0), torch.where(alive, top * norm, 0.0))
 

@@ -1,7 +1,7 @@
 r"""Exponential capacity, measured, beside the bound of theory.
 
 Random patterns on a sphere of radius K√(d−1). For each dimension d and seed, the largest number N of patterns
-is sought that are all recalled (``landscape/recall.py``): N is doubled until one is lost, then bisected; the
+is sought that are all recalled (`recalled`): N is doubled until one is lost, then bisected; the
 patterns of smaller N are the first of the larger. Means and intervals are of log N over seeds. Beside them
 stands √p c^{(d−1)/4} of ``theory.py``.
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory.hopfield import Hopfield
-from exptilt.memory.landscape.recall import recall
+from exptilt.memory.retrieval import settle
 from exptilt.memory.theory import StorageBound, storage_bound
 
 
@@ -86,6 +86,23 @@ def sphere(count: int, dimension: int, radius: float, generator: torch.Generator
     return radius * torch.nn.functional.normalize(x, dim=-1)
 
 
+@torch.no_grad()
+def recalled(memory: Hopfield, noise: float, generator: torch.Generator) -> bool:
+    """Whether retrieval from each pattern, plus noise, ends within 0.1 M of it and nearer to no other."""
+    x, M = memory.patterns, float(memory.size)
+    for part in x.split(1024):
+        start = part
+        if noise > 0:
+            kick = torch.randn(part.shape, dtype=part.dtype, generator=generator)
+            start = part + noise * M * kick / kick.norm(dim=-1, keepdim=True)
+        end = settle(memory, start, 1e-6, 200, show=False).value
+        error = (end - part).norm(dim=-1)
+        nearest = torch.cdist(end, x, compute_mode="donot_use_mm_for_euclid_dist").amin(-1)
+        if not bool(((error <= 0.1 * M) & (error <= nearest * (1 + 1e-6))).all()):
+            return False
+    return True
+
+
 def storage_capacity(
     dimensions: Sequence[int],
     *,
@@ -119,8 +136,7 @@ def storage_capacity(
         patterns = sphere(most, d, radius * math.sqrt(d - 1), generator)
 
         def all_recalled(N: int, patterns: Tensor = patterns) -> bool:
-            kicks = torch.Generator().manual_seed(seed + N)
-            return recall(Hopfield(patterns[:N], beta), noise, 0.1, 1, 200, kicks, show=False).count == N
+            return recalled(Hopfield(patterns[:N], beta), noise, torch.Generator().manual_seed(seed + N))
 
         low, high = 1, 2
         while high < most and all_recalled(high):
