@@ -4,19 +4,17 @@ import itertools
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.checks import whole
-from exptilt._support.errors import ArgumentError, needed
+from exptilt._support.errors import needed
 from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 from exptilt.dynamics.observe.clusters import Clusters
 from exptilt.dynamics.observe.gaussianity import Gaussianity
 from exptilt.dynamics.observe.snapshot import Growth, Norms, measure, stacked
 
 if TYPE_CHECKING:
-    from matplotlib.animation import FuncAnimation
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -100,31 +98,6 @@ class Trajectory:
             for axes in panels[1]:
                 axes.set_xlabel("time")
         return figure
-
-    def animate(self, *, item: tuple[int, ...] = (), interval: int = 80) -> "FuncAnimation":
-        """A film of the kept states in two or three dimensions.
-
-        ``.save("flow.gif", writer="pillow")`` writes it, ``.to_jshtml()`` puts it into a notebook.
-
-        Args:
-            item: which item of the batch, one index for each batch axis.
-            interval: milliseconds between frames.
-        """
-        shape = self.states.shape
-        if shape[-1] not in (2, 3):
-            raise ArgumentError(
-                f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project them first."
-            )
-        batch = shape[1:-2]
-        good = isinstance(item, tuple) and len(item) == len(batch) and all(isinstance(i, int) for i in item)
-        if not good or not all(-size <= i < size for i, size in zip(item, batch, strict=True)):
-            raise ArgumentError(
-                f"animate: states are {tuple(shape)}, with {len(batch)} batch axes; item is {item!r}. "
-                "Pass a tuple of one index each."
-            )
-        times = dict(zip(self.steps.tolist(), self.time.tolist(), strict=True)) if self.continuous else {}
-        titles = [f"time {times[k]:.3g}" if times else f"step {k}" for k in self.kept.tolist()]
-        return _film(self.states.movedim(0, -3)[item], titles, interval)
 
 
 def _flat(record: Any) -> list[tuple[str, Tensor]]:
@@ -254,38 +227,3 @@ def _growth(axes: Any, path: Trajectory) -> None:
         _lines(axes, path, path.growth.contraction, 0, "renormaliser")
         axes.axhline(1, color="0.4", linewidth=0.8)
     caption(axes, "Growth of lengths in a step", "")
-
-
-def _film(states: Tensor, titles: list[str], interval: int) -> "FuncAnimation":
-    """A film of states ``(K, N, 2)`` or ``(K, N, 3)`` with a title each."""
-    solid = states.shape[-1] == 3
-    points = states.detach().cpu().double().numpy()
-    with new_figure(5.0, 5.0) as figure:
-        from matplotlib.animation import FuncAnimation
-
-        axes: Any = figure.add_subplot(projection="3d" if solid else None)
-        # Each point keeps the colour of its start, so that it can be followed.
-        look = {
-            "c": np.arctan2(points[0, :, 1], points[0, :, 0]),
-            "cmap": "hsv",
-            "vmin": -np.pi,
-            "vmax": np.pi,
-        }
-        dots = axes.scatter(*points[0].T, s=14, alpha=0.7, linewidths=0, **look)
-        reach = 1.05 * np.abs(points).max()
-        axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
-        if solid:
-            axes.set_zlim(-reach, reach)
-        else:
-            axes.set_aspect("equal")
-        title = axes.set_title(titles[0])
-
-        def draw(frame: int) -> tuple[Any, Any]:
-            if solid:
-                dots._offsets3d = tuple(points[frame].T)
-            else:
-                dots.set_offsets(points[frame])
-            title.set_text(titles[frame])
-            return dots, title
-
-        return FuncAnimation(figure, draw, frames=len(points), interval=interval, blit=False)

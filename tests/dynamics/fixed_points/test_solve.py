@@ -44,10 +44,8 @@ def test_random_problems_over_solvers_and_options() -> None:
         def function(x, a=a, b=b):
             return torch.tanh(x @ a.mT) + b
 
-        solver = SOLVERS[trial % 4]
-        extra: dict[str, float] = (
-            {"damping": 0.7} if solver in ("anderson", "picard") and trial % 3 == 0 else {}
-        )
+        solver = SOLVERS[trial % 2]
+        extra: dict[str, float] = {"damping": 0.7} if trial % 3 == 0 else {}
         extra |= {"window": 1 + trial % 5} if solver != "picard" and trial % 3 == 1 else {}
         start = 10 * torch.randn(*batch, n, dtype=F64, generator=g)
         found = fixed_point(function, start, solver=solver, **extra)
@@ -64,17 +62,6 @@ def test_accelerated_solvers_need_fewer_steps(solver: str) -> None:
     found = fixed_point(lambda x: torch.tanh(x @ a.mT) + b, torch.zeros(3, 10, dtype=F64), solver=solver)
     if solver != "picard":
         assert int(found.steps) * 1.2 < int(picard.steps)
-
-
-def test_newton_is_quadratic_and_broyden_superlinear() -> None:
-    """Cos x: Newton's residual squares each step; Broyden's in one dimension is the secant rule, order
-    1.618.
-    """
-    newton = fixed_point(torch.cos, torch.zeros(1, dtype=F64), solver="newton-krylov").trace
-    assert int((newton < 1e-2).nonzero()[0]) + 3 >= len(newton)
-    broyden = fixed_point(torch.cos, torch.zeros(1, dtype=F64), solver="broyden").trace.log()
-    assert broyden[-2] < 1.4 * broyden[-3]
-    assert len(broyden) < 9
 
 
 def test_damping_tames_what_oscillates() -> None:
@@ -338,8 +325,6 @@ def test_bad_arguments_are_named() -> None:
         fixed_point(same, start, solver="newton")
     with pytest.raises(ArgumentError, match="window is not an option of the solver 'picard'"):
         fixed_point(same, start, solver="picard", window=3)
-    with pytest.raises(ArgumentError, match="damping is not an option"):
-        fixed_point(same, start, solver="broyden", damping=0.5)
     for wrong in (
         {"event_dims": 3},
         {"event_dims": -1},
@@ -415,23 +400,21 @@ def scalar_problems(count: int, seed: int):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("solver", ["anderson", "broyden", "newton-krylov"])
-def test_a_thousand_scalar_problems(solver: str, seed: int) -> None:
-    """All are solved (Anderson's cubes once ran off, and it says so), and what is called solved is solved."""
+def test_a_thousand_scalar_problems(seed: int) -> None:
+    """All are solved (a cube once ran off, and it says so), and what is called solved is solved."""
     function, start = scalar_problems(1000, seed)
-    found = fixed_point(function, start, solver=solver, throw=False)
+    found = fixed_point(function, start, throw=False)
     solved = found.code == Status.CONVERGED.code
-    assert int((~solved).sum()) <= (solver == "anderson")
+    assert int((~solved).sum()) <= 1
     missed = (function(found.value) - found.value).abs().squeeze(-1)
     assert torch.equal(solved, missed <= 1e-12 * (1 + found.value.abs().squeeze(-1)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("solver", ["anderson", "broyden", "newton-krylov"])
-def test_a_drift_to_infinity_is_no_fixed_point(solver: str, dtype: torch.dtype) -> None:
+def test_a_drift_to_infinity_is_no_fixed_point(dtype: torch.dtype) -> None:
     """x + e^{−x} and x + 1/x have none, though their residuals vanish; x − x³ has one at 0."""
     start = torch.full((2, 1), 0.5, dtype=dtype)
     for function in (lambda x: x + torch.exp(-x), lambda x: x + 1 / x):
-        found = fixed_point(function, start, solver=solver, throw=False)
+        found = fixed_point(function, start, throw=False)
         assert found.status is Status.DIVERGED
-    assert fixed_point(lambda x: x - x**3, start, solver=solver).converged
+    assert fixed_point(lambda x: x - x**3, start).converged

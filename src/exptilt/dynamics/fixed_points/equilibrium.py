@@ -34,8 +34,8 @@ class Equilibrium(nn.Module):
         max_steps: most evaluations of `module`.
         event_dims: how many of the last axes of z make up one sample, whose parts may influence each other;
             2 for ``(batch, token, dim)``.
-        damping: of Picard and Anderson.
-        window: of all solvers but Picard.
+        damping: ω.
+        window: of Anderson.
         regularization: of Anderson.
         order: highest order of exact derivatives.
         scale: a number, or a tensor that broadcasts to ``(...)``: the unit of the residuals of small states.

@@ -10,12 +10,7 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 
 # The options that each solver takes.
-TAKES = {
-    "anderson": ("damping", "window", "regularization"),
-    "picard": ("damping",),
-    "broyden": ("window",),
-    "newton-krylov": ("window",),
-}
+TAKES = {"anderson": ("damping", "window", "regularization"), "picard": ("damping",)}
 # Bounds of the options that are real numbers.
 _BOUNDS: dict[str, dict[str, Any]] = {
     "tolerance": {"above": 0},
@@ -51,7 +46,7 @@ class Options:
             known = ", ".join(TAKES)
             raise ArgumentError(f"{caller}: no solver is called {self.solver!r}. Pass one of {known}.")
         takes = TAKES[self.solver]
-        for name in ("damping", "window", "regularization"):
+        for name in TAKES["anderson"]:
             if name in given and name not in takes:
                 raise ArgumentError(
                     f"{caller}: {name} is not an option of the solver {self.solver!r}, which takes "
