@@ -33,7 +33,7 @@ import torch
 
 from exptilt._support.intervals import mean_interval
 from exptilt._support.plotting import html_table
-from exptilt.lens.studying.results import plain, read
+from exptilt.lens.studying.results import plain
 
 Role = Literal["claim", "guard", "printed", "reach", "measured", "note"]
 Setting = int | float | str
@@ -228,7 +228,6 @@ class Evidence:
         seeds: over which it was run.
         missing: what is not installed and would be needed, with the command to install it; else empty.
         seconds: how long that took.
-        kept: whether it comes from the store of an earlier run.
     """
 
     id: str
@@ -238,7 +237,6 @@ class Evidence:
     seeds: Sequence[int]
     missing: str = ""
     seconds: float = field(default=0.0, compare=False)
-    kept: bool = field(default=False, compare=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -275,25 +273,11 @@ class Evidence:
         return Verdict.EXACT, "Every number is 0 to rounding, or keeps an inequality to rounding."
 
     def to_json(self) -> str:
-        """The evidence as JSON text, which `from_json` reads; NaN is null, ∞ is "inf"."""
+        """The evidence as JSON text; NaN is null, ∞ is "inf"."""
         found = plain(self) | {"verdict": self.verdict.value, "reason": self.reason}
         for check, words in zip(self.checks, found["checks"], strict=True):
             words |= {"passed": check.passed, "exact": check.exact, "interval": plain(check.interval)}
         return json.dumps(found, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Evidence":
-        """Read what `to_json` wrote.
-
-        Args:
-            text: the JSON text.
-        """
-        data = json.loads(text)
-        for words in (data, *data["checks"]):  # these are computed from the rest
-            for name in ("verdict", "reason", "passed", "exact", "interval"):
-                words.pop(name, None)
-        found: Evidence = read(cls, data)
-        return found
 
     def _repr_html_(self) -> str:
         rows = [
@@ -321,7 +305,6 @@ def joined(runs: Sequence[Evidence]) -> Evidence:
         checks=checks,
         seeds=tuple(seed for run in runs for seed in run.seeds),
         seconds=sum(run.seconds for run in runs),
-        kept=all(run.kept for run in runs),
     )
 
 
