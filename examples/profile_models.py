@@ -8,8 +8,12 @@ Run: make models && python examples/profile_models.py --out models.json
 
 import argparse
 import datetime
+import json
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -19,6 +23,21 @@ from exptilt._support.progress import track
 from exptilt.claims.models import subjects
 
 MODELS = ("shakespeare", "minilm", "smollm2", "rxnmapper", "antiberty")
+
+
+def as_json(profiles: Sequence[subjects.Profile], **about: Any) -> str:
+    """Profiles as text for `kept`, numbers to six digits."""
+
+    def short(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: short(value) for key, value in x.items()}
+        if isinstance(x, list):
+            return [short(value) for value in x]
+        return float(f"{x:.6g}") if isinstance(x, float) else x
+
+    rows = [json.dumps(short(asdict(one)), allow_nan=False) for one in profiles]
+    return json.dumps(about)[:-1] + ', "profiles": [\n' + ",\n".join(rows) + "\n]}\n"
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
@@ -40,4 +59,4 @@ if __name__ == "__main__":
     found.sort(key=lambda one: MODELS.index(one.model) if one.model in MODELS else len(MODELS))
     about = {"date": str(datetime.date.today()), "tokens": given.tokens, "seed": 0}
     about |= {"torch": torch.__version__, "transformers": transformers.__version__}
-    given.out.write_text(subjects.as_json(found, **about), "utf-8")
+    given.out.write_text(as_json(found, **about), "utf-8")

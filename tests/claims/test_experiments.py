@@ -123,7 +123,7 @@ def test_equal_cosine_equation():
 
 
 def test_equal_cosine_simulation():
-    found = equal_cosine(count=8, beta=2.0, time=4.0, samples=5, substeps=32, dimensions=(16, 200))
+    found = equal_cosine(count=8, beta=2.0, time=4.0, samples=5, substeps=32)
     assert found.continuous_error < 1e-7
     assert found.stepped_error < 3e-2
     finer = Flow("sphere", beta=2.0, step=1 / 64).run(
@@ -132,8 +132,6 @@ def test_equal_cosine_simulation():
     assert found.stepped_error / float((finer.mean_cosine - found.theory).abs().max()) == pytest.approx(
         2.0, abs=0.1
     )
-    far = (found.random - found.theory).abs().amax(-1)
-    assert far[1] < far[0]
     assert 0.9 < float(found.theory[-1]) < 1.0
 
 

@@ -28,19 +28,12 @@ from exptilt.memory.theory import StorageBound, storage_bound
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many random patterns were all recalled, by dimension and seed.
-
-    Args:
-        dimensions: the dimensions d.
-        count: ``(d, seeds)``, the largest N found.
-        bounds: the bound of theory, by dimension.
-        limited: ``(d, seeds)`` booleans, where the search ended at `most` and the true number is larger.
-    """
+    """How many random patterns were all recalled, by dimension and seed, beside the bounds of theory."""
 
     dimensions: tuple[int, ...]
-    count: Tensor
+    count: Tensor  # (d, seeds), the largest N found
     bounds: tuple[StorageBound, ...]
-    limited: Tensor
+    limited: Tensor  # (d, seeds), where the search ended at `most` and the true number is larger
 
     @property
     def mean(self) -> Tensor:
@@ -115,14 +108,8 @@ def storage_capacity(
 ) -> Capacity:
     """Measure how many random patterns can be stored, dimension by dimension.
 
-    Args:
-        dimensions: the dimensions d, two at least.
-        beta: inverse temperature.
-        radius: K; patterns lie on a sphere of radius K√(d−1).
-        noise: length of the random vector added to each cue, in units of M.
-        seeds: number of draws of patterns.
-        most: largest number of patterns tried.
-        seed: of the first draw.
+    Patterns lie on a sphere of radius K√(d−1), K = `radius`; each cue is a pattern plus a random vector of
+    length `noise`, in units of M; at most `most` patterns are tried.
 
     Example:
         >>> found = storage_capacity([4, 10], seeds=2)

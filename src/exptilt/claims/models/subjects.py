@@ -20,7 +20,7 @@ another of the same layer, or of permuted neurons.
 import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -187,20 +187,6 @@ def kept() -> list[Profile]:
     return (
         [Profile(**one) for one in json.loads(KEPT.read_text("utf-8"))["profiles"]] if KEPT.is_file() else []
     )
-
-
-def as_json(profiles: Sequence[Profile], **about: Any) -> str:
-    """Profiles as text for `kept`, numbers to six digits."""
-
-    def short(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {key: short(value) for key, value in x.items()}
-        if isinstance(x, list):
-            return [short(value) for value in x]
-        return float(f"{x:.6g}") if isinstance(x, float) else x
-
-    rows = [json.dumps(short(asdict(one)), allow_nan=False) for one in profiles]
-    return json.dumps(about)[:-1] + ', "profiles": [\n' + ",\n".join(rows) + "\n]}\n"
 
 
 def _plain(value: Any) -> Any:
