@@ -23,7 +23,7 @@ commands that work as printed:
   exptilt claims B5a --set dimensions=3
   exptilt claims A1 A10 --out ledger
 """
-OWN = ("shakespeare", "rxnmapper", "antiberty")  # models that only the claims know
+OWN = ("shakespeare",)  # the model that only the claims know
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

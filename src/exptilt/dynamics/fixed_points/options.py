@@ -10,15 +10,10 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 
 # The options that each solver takes.
-TAKES = {"anderson": ("damping", "window", "regularization"), "picard": ("damping",)}
+TAKES = {"anderson": ("damping", "window"), "picard": ("damping",)}
 # Bounds of the options that are real numbers.
-_BOUNDS: dict[str, dict[str, Any]] = {
-    "tolerance": {"above": 0},
-    "damping": {"above": 0, "most": 1},
-    "regularization": {"least": 0},
-    "phantom_damping": {"above": 0, "most": 1},
-}
-_LEAST = {"max_steps": 1, "event_dims": 0, "order": 1, "window": 1, "phantom_steps": 1}
+_BOUNDS: dict[str, dict[str, Any]] = {"tolerance": {"above": 0}, "damping": {"above": 0, "most": 1}}
+_LEAST = {"max_steps": 1, "event_dims": 0, "order": 1, "window": 1}
 
 
 @dataclass(frozen=True)
@@ -32,13 +27,10 @@ class Options:
     event_dims: int = 1
     damping: float | None = None
     window: int | None = None
-    regularization: float | None = None
     order: int = 2
     scale: float | Tensor | None = None
     throw: bool = True
     strict: bool | None = None
-    phantom_steps: int | None = None
-    phantom_damping: float | None = None
 
     def __post_init__(self) -> None:
         caller, given = self.caller, {name: x for name, x in vars(self).items() if x is not None}
@@ -57,11 +49,6 @@ class Options:
         for name, least in _LEAST.items():
             if name in given or name in ("max_steps", "event_dims", "order"):
                 whole(caller, name, getattr(self, name), least=least)
-        if self.phantom_damping is not None and self.phantom_steps is None:
-            raise ArgumentError(
-                f"{caller}: phantom_damping is {self.phantom_damping!r} without phantom_steps. "
-                "Pass phantom_steps too, or leave it out for implicit derivatives."
-            )
         if isinstance(self.scale, Tensor):
             if is_concrete(self.scale) and not bool(((self.scale >= 0) & self.scale.isfinite()).all()):
                 raise ArgumentError(f"{caller}: scale is {self.scale}. Pass finite numbers ≥ 0.")

@@ -47,13 +47,10 @@ def fixed_point(
     event_dims: int = 1,
     damping: float | None = None,
     window: int | None = None,
-    regularization: float | None = None,
     order: int = 2,
     scale: float | Tensor | None = None,
     throw: bool = True,
     strict: bool | None = None,
-    phantom_steps: int | None = None,
-    phantom_damping: float | None = None,
 ) -> Solution[Tensor]:
     r"""Solve x = f(x) for x, with derivatives of the solution.
 
@@ -75,7 +72,6 @@ def fixed_point(
         event_dims: how many of the last axes make up one sample.
         damping: ω, in (0, 1]; default 1.
         window: how many past steps Anderson keeps; default 6.
-        regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
         order: derivatives up to this order are exact, those beyond are an error; each order after the first
             costs an evaluation of f.
         scale: a number ≥ 0 or a tensor that broadcasts to ``(...)``; where ‖x‖ is smaller, the residual is
@@ -84,10 +80,6 @@ def fixed_point(
         throw: raise a `ConvergenceError` where a sample did not converge.
         strict: raise a `ConvergenceError` where a derivative does not exist because 1 − J is singular; False
             returns NaN or huge numbers there. Default: as throw.
-        phantom_steps: differentiate through this many steps x ← x + τ(f(x) − x) from the answer, instead of
-            implicitly. Such truncated (phantom) gradients need no linear solve. They are gradients of the
-            steps, not of the fixed point; for a contraction they tend to the implicit ones with more steps.
-        phantom_damping: τ in (0, 1]; default 1.
 
     Returns:
         A `Solution`: value ``(..., *event)``, code and residual ``(...)``, trace ``(steps, ...)`` of
@@ -104,8 +96,8 @@ def fixed_point(
         0.739482
     """
     options = Options(
-        *("fixed_point", solver, tolerance, max_steps, event_dims, damping, window, regularization, order),
-        *(scale, throw, strict, phantom_steps, phantom_damping),
+        *("fixed_point", solver, tolerance, max_steps, event_dims, damping, window),
+        *(order, scale, throw, strict),
     )
     return solve(function, start, options)
 
@@ -132,12 +124,8 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
             shared = not (stack or in_forward_mode()) and first.requires_grad
             problem, state, image, floor = _laid_out(function, start, first, scale, options.event_dims, stack)
             del first  # and its graph
-            eps = torch.finfo(state.dtype).eps
-            ridge = 10 * eps if options.regularization is None else options.regularization
-            omega = options.damping or 1.0
-            way = (
-                Anderson(options.window or 6, omega, ridge) if options.solver == "anderson" else Picard(omega)
-            )
+            omega, window = options.damping or 1.0, options.window or 6
+            way = Anderson(window, omega) if options.solver == "anderson" else Picard(omega)
             run = _iterate(problem, way, state, image, floor, tolerance, options.max_steps)
             value, samples = run.value.reshape(problem.full), problem.samples
             code, residual = run.code.reshape(samples), run.residual.reshape(samples)
@@ -147,8 +135,6 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
                 Solution(value, code, residual, steps, distance).or_raise()
         if not follow or not value.numel():
             x = problem.wrap(value.clone())  # value may be the start itself, or a tensor that f keeps
-        elif options.phantom_steps is not None:
-            x = _phantom(problem, value, options.phantom_steps, options.phantom_damping or 1.0)
         else:
             strict = options.throw if options.strict is None else options.strict
             x = attach(
@@ -162,14 +148,6 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
             )
     parts = (problem.wrap(code), problem.wrap(residual), steps, problem.wrap(distance), problem.wrap(trace))
     return Solution(x.to(precision.given), *parts)
-
-
-def _phantom(problem: Problem, value: Tensor, steps: int, damping: float) -> Tensor:
-    """A tensor with the value x̂ and the derivatives of damped steps from there."""
-    start = x = problem.wrap(value.detach())
-    for _ in range(steps):
-        x = damped(x, problem.function(x), damping)
-    return start + (x - x.detach())
 
 
 class _Run(NamedTuple):

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from exptilt._support.linalg import matvec
 
-_RISE = 2.0
+_RISE = 2.0  # an extrapolation that leads to this multiple of the best residual went too far
+_RIDGE = 10.0  # λ in eps
 
 
 def damped(x: Tensor, image: Tensor, damping: float) -> Tensor:
@@ -47,8 +48,8 @@ class Picard:
 class Anderson:
     """Regularised Anderson acceleration: `turns` are the rows of ΔR, `goes` those of ΔX + ωΔR."""
 
-    def __init__(self, window: int, damping: float, regularization: float) -> None:
-        self.window, self.damping, self.regularization = window, damping, regularization
+    def __init__(self, window: int, damping: float) -> None:
+        self.window, self.damping = window, damping
         self.count = 0
         self.erred = False
         self.ahead = self.residual = torch.empty(0)
@@ -97,6 +98,6 @@ class Anderson:
     def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
         """γ ``(S, m, 1)``; 0 for a row that was forgotten, or whose squares underflow."""
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        ridge = torch.where(diagonal > self.least, self.regularization * diagonal, 1.0)
+        ridge = torch.where(diagonal > self.least, _RIDGE * torch.finfo(gram.dtype).eps * diagonal, 1.0)
         solved: Tensor = torch.linalg.solve_ex(gram + torch.diag_embed(ridge), right.unsqueeze(-1))[0]
         return solved
