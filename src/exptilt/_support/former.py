@@ -25,7 +25,6 @@ _MOVED = {
         "claims.experiments.theorem_one": "TheoremOne TheoremOneRow theorem_one",
         "dynamics.ascent": "Slope",
         "dynamics.fixed_points.stability": "MonotoneOperator SpectralRadius",
-        "dynamics.flow": "FlowInfo FlowState Kernel",
         "dynamics.observe.clusters": "Clusters cluster_labels",
         "dynamics.observe.gaussianity": "Gaussianity",
         "dynamics.observe.snapshot": "Growth Norms",

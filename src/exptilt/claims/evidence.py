@@ -59,23 +59,14 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """A number, over seeds, and the bound that it must keep.
-
-    Attributes:
-        name: what it is, in a few words.
-        values: one a seed.
-        most: the largest value that passes.
-        least: the smallest value that passes.
-        role: the part it plays in the verdict.
-        signed: whether it can be negative; the interval of a number that cannot ends at 0.
-    """
+    """A number, over seeds, and the bound that it must keep."""
 
     name: str
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # one a seed
     most: float = math.inf
     least: float = -math.inf
     role: Role = "claim"
-    signed: bool = False
+    signed: bool = False  # whether it can be negative; the interval of a number that cannot ends at 0
 
     @property
     def exact(self) -> bool:
@@ -150,16 +141,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 class Line(NamedTuple):
-    """One line, cloud or row of bars of a picture.
-
-    Attributes:
-        label: for the legend; empty for none.
-        x: where, numbers or names.
-        y: as many numbers.
-        kind: "line", "points" or "bars".
-        low: of a band around y, or nothing.
-        high: of it.
-    """
+    """One line, cloud or row of bars of a picture; `x` may be names, and `low` and `high` make a band."""
 
     label: str
     x: Sequence[float] | Sequence[str]
@@ -186,16 +168,7 @@ def bars(label: str, x: Any, y: Any) -> Line:
 
 
 class Picture(NamedTuple):
-    """A picture of the evidence, as numbers: whoever shows it draws it.
-
-    Attributes:
-        title: what is to be seen, in a sentence.
-        x: name of the horizontal axis.
-        y: name of the vertical axis.
-        lines: what is drawn.
-        log_x: whether the horizontal axis is logarithmic.
-        log_y: whether the vertical axis is logarithmic.
-    """
+    """A picture of the evidence, as numbers: whoever shows it draws it."""
 
     title: str
     x: str
@@ -218,24 +191,14 @@ without them.
 
 @dataclass(frozen=True)
 class Evidence:
-    """The numbers of a claim over seeds.
-
-    Attributes:
-        id: of the claim.
-        checks: every number, with its bound and its values over seeds.
-        picture: of the first seed.
-        settings: with which it was run.
-        seeds: over which it was run.
-        missing: what is not installed and would be needed, with the command to install it; else empty.
-        seconds: how long that took.
-    """
+    """The numbers of a claim over seeds, and the picture of the first seed."""
 
     id: str
     checks: Sequence[Check]
     picture: Picture
     settings: Mapping[str, Setting]
     seeds: Sequence[int]
-    missing: str = ""
+    missing: str = ""  # what is not installed and would be needed, with the command to install it
     seconds: float = field(default=0.0, compare=False)
 
     @property

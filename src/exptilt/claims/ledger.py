@@ -38,12 +38,7 @@ APPENDIX = "appendix on Hopfield networks"
 
 
 class Between(NamedTuple):
-    """The range of a setting.
-
-    Attributes:
-        least: smallest value.
-        most: largest value.
-    """
+    """The range of a setting."""
 
     least: float
     most: float
