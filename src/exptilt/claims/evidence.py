@@ -141,14 +141,12 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 class Line(NamedTuple):
-    """One line, cloud or row of bars of a picture; `x` may be names, and `low` and `high` make a band."""
+    """One line, cloud or row of bars of a picture; `x` may be names."""
 
     label: str
     x: Sequence[float] | Sequence[str]
     y: Sequence[float]
     kind: Literal["line", "points", "bars"] = "line"
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
 
 
 def curve(label: str, x: Any, y: Any) -> Line:

@@ -7,11 +7,10 @@ without weights; with patterns held still this is cross-attention, and without R
 extreme point of the patterns' hull (THEORY B2). As step → 0 and steps·step → time it becomes an ordinary
 differential equation on the constraint that RN keeps (``continuous.py``).
 
-`Flow` holds the settings. `flow(points)` is one update; `flow.run` repeats it, measures states and keeps those
-asked for.
+`Flow` holds the settings. `flow(points)` is one update; `flow.run` repeats it, measures states and keeps
+those asked for.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -243,9 +242,9 @@ class Flow:
                 rtol=rtol,
                 atol=atol,
                 max_evaluations=max_evaluations,
-                progress=progress,
             )
-            for count, state in enumerate(states, start=1):
+            bar = track(states, "flow, continuous", total=samples - 1, show=progress)
+            for count, state in enumerate(bar, start=1):
                 recorder.add(count, float(times[count]), state, self.slope(state).log_normalizer, None)
         return recorder.trajectory()
 

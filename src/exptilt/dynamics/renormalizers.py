@@ -213,8 +213,8 @@ def _check_full(covariance: Tensor, count: int) -> None:
         where = f" at batch index {index}" if index else ""
         raise ArgumentError(
             f"Whiten: {count} points in {covariance.shape[-1]} dimensions span only "
-            f"{int((~low[index]).sum())}{where}, so no matrix gives them the covariance asked for. Pass more or "
-            "other points."
+            f"{int((~low[index]).sum())}{where}, so no matrix gives them the covariance asked for. Pass more "
+            "points, or other ones."
         )
 
 

@@ -224,7 +224,7 @@ class RestrictedBoltzmann:
         return visible
 
     def log_partition(self) -> Tensor:
-        """log Z, exactly: a sum over all states of the smaller side (the visible one, if hidden units are Gaussian).
+        """log Z, exactly: a sum over all states of the smaller side; of the visible one beside Gaussian units.
 
         Returns:
             ``()``.
