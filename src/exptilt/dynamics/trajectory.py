@@ -85,22 +85,16 @@ class Trajectory:
 
         Batch items are drawn one over the other.
         """
-        norms, g = self.norms, self.gaussianity
-        spectrum = self.spectrum[
-            ..., :8
-        ].cpu()  # of the dimensions that the cloud fills: the others are rounding
+        norms, g, sliced = self.norms, self.gaussianity, self.gaussianity.sliced / 0.385 - 1
+        spectrum = self.spectrum[..., :8].cpu()  # rounding beyond the dimensions that the cloud fills
         filled = torch.arange(spectrum.shape[-1]) < g.rank.unsqueeze(-1)
         spectrum = torch.where(filled & spectrum.isfinite(), spectrum, torch.nan)
-        tests = {
-            "kurtosis over Gaussian − 1": g.kurtosis,
-            "sliced A² over Gaussian − 1": g.sliced / 0.385 - 1,
-        }
+        tests = {"kurtosis over Gaussian − 1": g.kurtosis, "sliced A² over Gaussian − 1": sliced}
         counts = {"count": self.clusters.count.double(), "effective": self.clusters.effective}
         grown = {"renormaliser": self.growth.contraction, "ascent": self.growth.expansion}
         none = "continuous: no steps" if self.continuous else "no steps"
-        panels: list[
-            tuple[str, dict[str, Tensor], str]
-        ] = [  # title, lines, what to say if there is no number
+        # Title, lines, and words where there is no number.
+        panels: list[tuple[str, dict[str, Tensor], str]] = [
             ("Log-normalizer, mean over points", {"mean G": self.log_normalizer}, ""),
             ("Lengths of the points", {n: getattr(norms, n) for n in ("mean", "largest", "smallest")}, ""),
             ("Spectrum of the covariance", {"": spectrum}, "one point: no spread"),

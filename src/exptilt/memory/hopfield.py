@@ -29,7 +29,7 @@ from exptilt.distributed.collectives import highest
 from exptilt.distributed.group import Group, Members, agree, refused_together
 from exptilt.memory import nearest as sweeps
 from exptilt.memory import retrieval, storage
-from exptilt.memory.patterns import Keys, as_patterns, as_tensor, check_state, measured
+from exptilt.memory.patterns import Keys, as_patterns, as_tensor, check_state, laid_out, measured
 from exptilt.memory.separation import Polynomial, Separation, Softmax
 from exptilt.memory.separation import separation as _separation
 from exptilt.memory.similarity import Similarity
@@ -187,18 +187,6 @@ class Hopfield:
         """β ``(..., heads)``."""
         return self.beta if self.lead else self.beta.reshape(1)
 
-    def rows(self, state: Tensor) -> Tensor:
-        """States laid out for a sweep, in the dtype that sums are taken in.
-
-        Args:
-            state: ``(..., D)``.
-
-        Returns:
-            ``(..., heads, Q, D)``.
-        """
-        state = state.to(self.dtype)
-        return state if self.lead else state.reshape(1, -1, self.dimension)
-
     def energy(self, state: Tensor) -> Tensor:
         """The energy of each state, constants included: between 0 and 2M² on the hull of the patterns.
 
@@ -212,25 +200,13 @@ class Hopfield:
             ``(...)``, without the last axis of state.
         """
         check_state(self, state)
-        query, beta = self.similarity.query(self.rows(state)), self.head_beta
+        query, beta = self.similarity.query(laid_out(self, state)), self.head_beta
         potential = self.rule.read(self.keys, query, beta).potential
         reach = self.similarity.reach(self._largest[..., None]).reshape(beta.shape)
         own = query.square().sum(-1) / 2
         energy = own - potential + (reach / 2 - self.rule.uniform(self.count) / beta)[..., None]
         # E ≥ ½(‖ξ‖ − M)²: infinite where ½⟨ξ,ξ⟩ overflows, even if the potential overflows too
         return torch.where(own.isinf(), own, energy).reshape(state.shape[:-1])
-
-    def advance(self, rows: Tensor) -> Tensor:
-        """One step of states ``(..., heads, Q, D)``, unchecked.
-
-        Args:
-            rows: ``(..., heads, Q, D)``, as `rows` returns them.
-
-        Returns:
-            ``(..., heads, Q, D)``.
-        """
-        query = self.similarity.query(rows)
-        return self.similarity.settle(self.rule.read(self.keys, query, self.head_beta).average, query)
 
     def step(self, state: Tensor) -> Tensor:
         """One update of each state: the sum of the patterns under their weights.
@@ -242,7 +218,7 @@ class Hopfield:
             ``(..., D)``, as state; of norm 1 for cosine; NaN where β times a score overflows.
         """
         check_state(self, state)
-        rows = self.advance(self.rows(state))
+        rows = retrieval.advance(self, laid_out(self, state))
         shape = torch.broadcast_shapes(rows.shape, state.shape) if self.lead else state.shape
         return rows.reshape(shape).to(state.dtype)
 
@@ -266,7 +242,7 @@ class Hopfield:
         if held is None or not held.is_floating_point():
             got = "holds no values" if held is None else f"holds values of {held.dtype}, which have no mean"
             raise ArgumentError(f"Hopfield.read: the memory {got}. Pass floating-point values= to Hopfield.")
-        query = self.similarity.query(self.rows(state))
+        query = self.similarity.query(laid_out(self, state))
         found = self.rule.read(self.reading, query, self.head_beta).average
         return found.reshape(*state.shape[:-1], held.shape[-1])
 
@@ -303,7 +279,8 @@ class Hopfield:
         if got != have:
             wanted = "Only their number N may differ."
             raise ArgumentError(f"Hopfield.append: got {got}, the memory holds {have}. {wanted}")
-        return self.replaced(**{name: torch.cat([old[name], x], -2) for name, x in new.items()})
+        grown = {name: torch.cat([old[name], x], -2) for name, x in new.items()}
+        return self._with(**grown)
 
     add = append
 
@@ -323,16 +300,11 @@ class Hopfield:
             wanted = f"Pass integers below {self.count}, the places of patterns, or {self.count} booleans."
             raise ArgumentError(f"Hopfield.remove: index is {index!r}. {wanted}") from None
         values = None if self.values is None else self.values[..., keep, :]
-        return self.replaced(self.patterns[..., keep, :], values)
+        return self._with(self.patterns[..., keep, :], values)
 
     @_with_all_patterns
-    def replaced(self, patterns: Tensor, values: Tensor | None = None) -> "Hopfield":
-        """The same memory with other patterns.
-
-        Args:
-            patterns: ``(..., N, D)``.
-            values: ``(..., N, Dv)``; None for none.
-        """
+    def _with(self, patterns: Tensor, values: Tensor | None = None) -> "Hopfield":
+        """The same memory with other patterns."""
         return _again(patterns, self.beta, self.similarity.name, self.rule, values)
 
     @_with_all_patterns

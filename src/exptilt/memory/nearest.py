@@ -21,7 +21,7 @@ from torch import Tensor
 from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.memory.patterns import Keys, check_state
+from exptilt.memory.patterns import Keys, check_state, laid_out
 from exptilt.memory.separation import Softmax
 
 if TYPE_CHECKING:
@@ -96,11 +96,8 @@ def nearest(self: "Hopfield", state: Tensor, k: int = 1) -> Nearest:
         )
     if not isinstance(self.rule, Softmax):
         raise ArgumentError(f"Hopfield.nearest: the separation is {self.rule}. Pass 'softmax' to Hopfield.")
-    query, beta, lead = (
-        self.similarity.query(self.rows(state)),
-        self.head_beta[..., None, None],
-        state.shape[:-1],
-    )
+    query, beta = self.similarity.query(laid_out(self, state)), self.head_beta[..., None, None]
+    lead = state.shape[:-1]
     at = _largest(self.keys, query, k)
     key, _, offset = self.keys.chosen(at.flatten(-2))
     score = (key.unflatten(-2, at.shape[-2:]) * query[..., None, :]).sum(-1)

@@ -173,3 +173,9 @@ def check_state(memory: "Hopfield", state: Any, name: str = "state") -> None:
     if memory.similarity.sphere and not bool((state != 0).any(-1).all()):
         wanted = "The similarity is cosine: pass states that are not 0."
         raise ArgumentError(f"Hopfield: a {name.removesuffix('s')} is 0 and has no direction. {wanted}")
+
+
+def laid_out(memory: "Hopfield", state: Tensor) -> Tensor:
+    """States ``(..., heads, Q, D)`` for a sweep, in the dtype that sums are taken in."""
+    state = state.to(memory.dtype)
+    return state if memory.lead else state.reshape(1, -1, memory.dimension)

@@ -45,7 +45,6 @@ class Read(NamedTuple):
 class Separation(ABC):
     """Base of the separations in the table above."""
 
-    @abstractmethod
     def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         """The average of the keys (or values) under their weights, and the potential.
 
@@ -54,6 +53,10 @@ class Separation(ABC):
             query: ``(..., H, Q, D)``.
             beta: ``(..., H)``.
         """
+        return self._read(keys, query, beta)
+
+    @abstractmethod
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read: ...
 
     def uniform(self, count: int) -> float:
         """Ω of equal weights.
@@ -72,8 +75,7 @@ class Separation(ABC):
 class Softmax(Separation):
     """Weights e^{βs}/Σ e^{βs}, streamed by `attend`."""
 
-    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """See `Separation.read`."""
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         together = keys.members
         if together is not None:
             query, own = share(query, together), share(beta, together)
@@ -107,8 +109,7 @@ class Entmax(Separation):
             wanted = "Pass 1 < alpha <= 2; 2 is sparsemax, and for 1 there is 'softmax'."
             raise ArgumentError(f"Entmax: alpha is {self.alpha}. {wanted}")
 
-    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """See `Separation.read`."""
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         return Read(*entmax_sweep(keys, query, beta, self.alpha))
 
 
@@ -119,8 +120,7 @@ class Maximum(Separation):
     The index is not differentiable; the pattern and score there are.
     """
 
-    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """See `Separation.read`."""
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         with torch.no_grad():
             top = query.new_full(query.shape[:-1], -torch.inf)
             best = torch.zeros(query.shape[:-1], dtype=torch.int64, device=query.device)
@@ -152,8 +152,7 @@ class Polynomial(Separation):
         if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 2:
             raise ArgumentError(f"Polynomial: degree is {self.degree!r}. Pass an integer >= 2.")
 
-    def read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
-        """See `Separation.read`."""
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read:
         n = self.degree
         top = query.new_zeros(query.shape[:-1])  # sums are relative to the largest score so far
         total, weight, average = (

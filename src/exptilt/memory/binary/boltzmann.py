@@ -183,30 +183,6 @@ class RestrictedBoltzmann:
         """
         return _mean(self.visible, self._visible_field(hidden))
 
-    def sample_hidden(self, visible: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A draw of h given v.
-
-        Args:
-            visible: ``(..., V)``.
-            generator: draws it.
-
-        Returns:
-            ``(..., H)``.
-        """
-        return _draw(self.hidden, self._hidden_field(visible), generator)
-
-    def sample_visible(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A draw of v given h.
-
-        Args:
-            hidden: ``(..., H)``.
-            generator: draws it.
-
-        Returns:
-            ``(..., V)``.
-        """
-        return _draw(self.visible, self._visible_field(hidden), generator)
-
     def gibbs(self, visible: Tensor, steps: int, generator: torch.Generator | None = None) -> Tensor:
         """The visible units after `steps` of block Gibbs sampling: h given v, then v given h.
 
@@ -220,11 +196,12 @@ class RestrictedBoltzmann:
         """
         self.check(visible)
         for _ in range(steps):
-            visible = self.sample_visible(self.sample_hidden(visible, generator), generator)
+            hidden = _draw(self.hidden, self._hidden_field(visible), generator)
+            visible = _draw(self.visible, self._visible_field(hidden), generator)
         return visible
 
     def log_partition(self) -> Tensor:
-        """log Z, exactly: a sum over all states of the smaller side; of the visible one beside Gaussian units.
+        """log Z, exactly: a sum over the states of the smaller side, or of the visible one if h is Gaussian.
 
         Returns:
             ``()``.
