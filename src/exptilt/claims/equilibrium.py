@@ -195,7 +195,7 @@ def repelling(
     f"{TEMPLATE}, section 2.2; {FAMILY}, on the DEQ interpretation",
 )
 def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> Findings:
-    """The layer iterated to a fixed point can be differentiated there without the way that led to it; as the
+    """The layer iterated to a fixed point can be differentiated there, and not through its steps; as the
     step goes to 0 the flow becomes an ordinary differential equation on the constraint of the norm; and
     where (J + J')/2 < 1 everywhere there is one fixed point only.
 

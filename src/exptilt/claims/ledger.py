@@ -55,7 +55,7 @@ class Claim:
         source: which draft, which equation.
         printed: the formula as a draft prints it, in LaTeX, where that is another one or says more.
         experiment: the function; it takes a seed and the settings.
-        question: whether the drafts ask it, or only data can tell; what is no question should hold.
+        question: whether the drafts ask it, or only data can tell; any other claim should hold.
         seeds: over how many seeds it is run.
     """
 

@@ -164,7 +164,7 @@ def moving(
 ) -> Findings:
     """Hopfield's theory holds patterns still, as cross-attention does. In self-attention the patterns are the
     states. Both take the same step; states stay at least as far apart where patterns are held still. Whether
-    they stay with the pattern they began at depends on β, dimension and number, and is told beside it. In a
+    they stay with the pattern they began at depends on β, dimension and number, which is measured. In a
     trained encoder–decoder the decoder's layers read patterns that none of them moves, and a head recalls
     the one that is due in one step of a Hopfield network; before training it does not.
 

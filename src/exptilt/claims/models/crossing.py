@@ -1,6 +1,6 @@
 r"""An encoder–decoder that reverses strings of digits: its cross-attention as a Hopfield network (C3).
 
-The decoder's cross-attention reads keys of what the encoder left: patterns that no layer of the decoder
+The decoder's cross-attention reads keys of the encoder's output: patterns that no layer of the decoder
 moves, which is Hopfield's condition. Its self-attention reads its own states, which every layer moves. Each
 head is put to the library's `Hopfield`, with the keys as patterns and the query as the state. The weights
 come with the package; ``examples/train_small_models.py`` made them.

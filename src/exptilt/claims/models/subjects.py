@@ -1,5 +1,4 @@
-r"""The models that are asked, each beside a control with random weights, and the numbers that are taken of
-them.
+r"""Trained models, a control with random weights for each, and what is measured of them.
 
 A `Profile` is all that the questions need of one model, as plain numbers: of the model as trained, or of
 the same architecture with weights drawn anew. Profiles of models that do not come with the package are kept
@@ -71,11 +70,11 @@ class Profile:
     values: dict[str, float | None]
 
     def head(self, name: str) -> np.ndarray:
-        """A number of all heads in a row, without those that have none; NaN alone if none has."""
+        """One number for every head in a row, without missing values; a single NaN if all are missing."""
         return _row(self.heads.get(name))
 
     def layer(self, name: str) -> np.ndarray:
-        """A number of all layers, without those that have none; NaN alone if none has."""
+        """One number for every layer, without missing values; a single NaN if all are missing."""
         return _row(self.layers.get(name))
 
     def value(self, name: str) -> float:
@@ -117,8 +116,10 @@ def measure(
 
 @lru_cache(maxsize=2)
 def over_training(model: str, seed: int, tokens: int = 2048) -> dict[int, tuple[float, np.ndarray]]:
-    """By training step: how far hidden states are from a Gaussian (sliced Anderson–Darling, mean of layers),
-    and the cosine of W_v W_o and W_k W_q' of every head. Empty for models that have no checkpoints.
+    """Distance of hidden states from a Gaussian, and cosines of W_v W_o and W_k W_q', by training step.
+
+    The distance is the sliced Anderson–Darling statistic, mean of layers; there is a cosine for every head.
+    Empty for models that have no checkpoints.
     """
     found = {}
     for step in CHECKPOINTS if model == MODEL else ():
@@ -134,9 +135,10 @@ def over_training(model: str, seed: int, tokens: int = 2048) -> dict[int, tuple[
 def _mixed(
     net: nn.Module, ids: Sequence[Tensor], seed: int, *, drawn: bool = False, tokens: int = 256
 ) -> np.ndarray:
-    """What the 16 nearest others leave of a key in a local linear embedding, over what they leave of Gaussian
-    keys of the same mean and covariance, ``(layer, head)``. Keys are those before a rotation by place; with
-    `drawn` those of a W_k drawn anew, which reads the same hidden states.
+    """Residual of keys as affine mixes of their 16 nearest, over that of Gaussian keys, ``(layer, head)``.
+
+    The Gaussian keys have the same mean and covariance. Keys are taken before any rotation by place; with
+    `drawn` they come from a W_k drawn anew, which reads the same hidden states.
     """
     seen: list[list[Tensor]] = []
     hooks, generator = [], torch.Generator().manual_seed(seed)

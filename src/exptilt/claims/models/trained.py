@@ -113,7 +113,7 @@ def ablation(seed: int) -> Findings:
 def sensitive(seed: int) -> Findings:
     """The drafts suspect that query and key matrices are less sensitive, or easier to train, than those of
     values, output and MLP. Each kind of matrix is disturbed, set back to where it began, and left untrained
-    from the beginning, where what the others make up for says how much its own training matters.
+    from the beginning: the less the loss rises, the more the other matrices make up for it.
 
     Experiment:
         The models of F4. Every matrix of a kind, in both layers, with noise of half its norm (mean of four
