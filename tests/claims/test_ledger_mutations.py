@@ -152,7 +152,7 @@ def gaussian_ends(sweep):
         )
 
     def found(**options):
-        return tuple(one._replace(path=ends(one.path)) for one in sweep(**options))
+        return tuple(replace(one, path=ends(one.path)) for one in sweep(**options))
 
     return found
 

@@ -10,7 +10,7 @@ of a setting run as one batch.
 
 import itertools
 from collections import Counter
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -20,7 +20,8 @@ from exptilt.dynamics.flow import Flow
 from exptilt.dynamics.trajectory import Trajectory
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True)
+class Setting:
     """One setting of a sweep: N points in D dimensions; its path has measurements of T steps and S seeds."""
 
     count: int
