@@ -20,7 +20,7 @@ import harness
 from exptilt.dynamics import fixed_point
 from harness import Goal
 
-PAIRS = {"anderson": "anderson", "broyden": "broyden", "picard": "fixed_point_iter"}
+PAIRS = {"anderson": "anderson", "picard": "fixed_point_iter"}
 TOLERANCE = 1e-4
 LIMIT = 200
 PAGE = harness.FOLDER.parent / "fixed_points.md"

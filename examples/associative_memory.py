@@ -1,4 +1,4 @@
-"""A memory of ten thousand patterns: recall from noise, what it stores, how it is kept and grows."""
+"""A memory of ten thousand patterns: recall from noise, how it is kept and how it grows."""
 
 import tempfile
 from pathlib import Path
@@ -20,21 +20,13 @@ def main() -> None:
         print(
             f"{separation:9s} {found.status.name} after {steps} steps, farthest from a pattern {farthest:.2g}"
         )
-    basin = Hopfield(patterns, beta=1.0, similarity="euclidean").basin(
-        index=range(5), directions=8, generator=generator
-    )
-    print(
-        "basins reach",
-        ", ".join(f"{r:.1f}" for r in basin.mean.tolist()),
-        f"on average; patterns have norm {float(patterns.norm(dim=-1).mean()):.1f}",
-    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memory.safetensors"
         memory.save(path)
         again = Hopfield.load(path, mapped=True)
         print("same after reload:", torch.equal(again.retrieve(noisy).value, found.value))
     store = Hopfield(patterns, beta=1.0, similarity="euclidean", values=torch.arange(10_000)[:, None])
-    store = store.append(noisy[:1], torch.tensor([[10_000]]))  # nothing that is there is copied
+    store = store.append(noisy[:1], torch.tensor([[10_000]]))
     nearest = store.nearest(noisy[:1], 2)
     print("nearest:", nearest.values[0, :, 0].tolist(), f"all others weigh {float(nearest.left_out[0]):.1e}")
     signs = patterns[:8].sign()

@@ -30,7 +30,6 @@ def cloud(*shape):
 ROWS = [
     (lambda: Layer(-1.0), "epsilon", "epsilon is -1.0"),
     (lambda: Sphere(0.0), "radius", "radius is 0.0"),
-    (lambda: Whiten(floor=1.0), "floor", "floor is 1.0"),
     (lambda: Whiten(covariance=-torch.eye(2)), "covariance", "not positive definite"),
     (lambda: Whiten([0.0, 0.0]), "mean", "mean is a list"),
     (lambda: Whiten(torch.tensor([torch.nan])), "mean", "mean holds NaN"),

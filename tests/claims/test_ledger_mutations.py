@@ -1,6 +1,8 @@
 """Every claim would notice: flip a sign or swap an argument in the thing claimed, and its verdict changes."""
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -135,7 +137,7 @@ def forgetful(load):
 
 def untrained(models):
     """The model before training in place of the trained one."""
-    return lambda full: (models(full)[1], *models(full)[1:])
+    return lambda: (models()[1], *models()[1:])
 
 
 def gaussian_ends(sweep):
@@ -293,13 +295,15 @@ def test_what_training_does_is_read_off_the_model(monkeypatch):
 
 def test_sensitivity_is_that_of_the_model(monkeypatch):
     """Query and key matrices do nothing where values are the same at all places, which noise must tell."""
+    path = Path(__file__).parents[2] / "examples" / "train_without_weights.py"
+    training = SimpleNamespace(**runpy.run_path(str(path)))
     text = torch.arange(5).repeat(65)
-    monkeypatch.setattr(trained, "corpus", lambda: (text, text, text, 5))
-    w = trained.begin(trained.FULL, 0)
-    rises = trained.sensitivity(w, trained.begin(trained.FULL, 1), text, 0)
-    assert min(abs(rises["noise"][kind]) for kind in trained.KINDS) > 1e-4
-    silent = w | {f"{n}.o": 0 * w[f"{n}.o"] for n in range(trained.LAYERS)}
-    rises = trained.sensitivity(silent, trained.begin(trained.FULL, 1), text, 0)
+    monkeypatch.setitem(training.begin.__globals__, "corpus", lambda: (text, text, text, 5))
+    w = training.begin(training.FULL, 0)
+    rises = training.sensitivity(w, training.begin(training.FULL, 1), text, 0)
+    assert min(abs(rises["noise"][kind]) for kind in training.KINDS) > 1e-4
+    silent = w | {f"{n}.o": 0 * w[f"{n}.o"] for n in range(training.LAYERS)}
+    rises = training.sensitivity(silent, training.begin(training.FULL, 1), text, 0)
     assert max(abs(rises[way][kind]) for way in rises for kind in "qkv") == 0
     assert abs(rises["noise"]["up"]) > 1e-4
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt._support.errors import ArgumentError
 from exptilt.dynamics import RMS, Batch, Layer, Sphere, Whiten
 from oracles import dynamics as oracle
 
@@ -143,19 +143,7 @@ def test_a_flat_cloud_cannot_be_white(count, dimension):
         Whiten()(x)
 
 
-def test_a_floor_mends_and_warns():
-    x = cloud(3, 4)
-    with pytest.warns(ExptiltWarning, match="lifted 2 eigenvalues"):
-        y = Whiten(floor=1e-6)(x)
-    kept = torch.linalg.eigvalsh(spread(y))
-    torch.testing.assert_close(kept[2:], torch.ones(2, dtype=F64))
-    assert float(kept[:2].abs().max()) < 1e-6
-    narrow = Whiten()(cloud(9, 2)) * torch.tensor(
-        [1.0, 0.01], dtype=F64
-    )  # eigenvalues 1 and 10⁻⁴, the second lifted to 10⁻²
-    with pytest.warns(ExptiltWarning, match=r"lifted 1 eigenvalues of the covariance by up to 0\.0099"):
-        kept = torch.linalg.eigvalsh(spread(Whiten(floor=1e-2)(narrow)))
-    torch.testing.assert_close(kept, torch.tensor([1e-2, 1.0], dtype=F64))
+def test_a_flat_cloud_in_a_batch_is_named():
     batch = torch.stack([cloud(9, 2), torch.ones(9, 2, dtype=F64) * cloud(9, 1)])
     with pytest.raises(ArgumentError, match=r"at batch index \(1,\)"):
         Whiten()(batch)

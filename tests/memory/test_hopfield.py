@@ -249,8 +249,6 @@ def test_no_states_at_all(rule):
         assert found.value.shape == shape
         assert found.residual.shape == shape[:-1]
         assert found.converged
-    none = one.metastable(torch.zeros(0, 3))
-    assert (len(none.state), len(none.members), none.stable.numel(), none.residual.numel()) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("max_steps", [1, 2, 5, 1000])

@@ -11,8 +11,8 @@ from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt.claims.experiments import equivalence
 from exptilt.claims.experiments.equivalence import boltzmann_check
 from exptilt.memory import ClassicalHopfield, Hopfield, Polynomial, RestrictedBoltzmann
+from exptilt.memory import nearest as sweeps
 from exptilt.memory.binary import boltzmann, classical
-from exptilt.memory.landscape import metastable, recall
 from oracles import memory as oracle
 
 F64 = torch.float64
@@ -35,8 +35,6 @@ def test_cosine_knows_only_directions(size):
         torch.testing.assert_close(
             memory.retrieve(state).value, plain.retrieve(s).value, rtol=0, atol=100 * precision
         )
-    found = plain.metastable(s * size)
-    assert int(found.reached.sum()) == 4
 
 
 def test_only_zero_has_no_direction():
@@ -128,24 +126,11 @@ def test_what_takes_long_has_a_bar(monkeypatch):
             seen.append(description)
         return list(items)
 
-    for module in (boltzmann, classical, equivalence, metastable, recall):
+    for module in (boltzmann, classical, equivalence, sweeps):
         monkeypatch.setattr(module, "track", track)
     spins = drawn(3, 8).sign()
     RestrictedBoltzmann.random(3, 2).log_partition()
     boltzmann_check(spins, spins)
     ClassicalHopfield.hebbian(spins).retrieve(spins, throw=False)
-    Hopfield(spins, 1.0).metastable(count=3)
-    Hopfield(spins, 1.0).capacity()
-    assert seen == ["log Z", "integrals", "states settled", "fixed points", "Jacobians", "recall"]
-
-
-def test_recall_in_blocks_is_recall(monkeypatch):
-    memory = Hopfield(drawn(50, 6, dtype=F64), 1.0)
-    whole = memory.capacity()
-    monkeypatch.setattr(recall, "_BLOCK", 7)
-    parts = memory.capacity()
-    assert torch.equal(parts.recalled, whole.recalled)
-    assert torch.allclose(parts.error, whole.error, atol=1e-9)
-    noisy = memory.capacity(noise=0.2, trials=3, generator=torch.Generator().manual_seed(0))
-    assert noisy.recalled.shape == (3, 50)
-    assert torch.equal(noisy.recalled.all(0).sum(), torch.tensor(noisy.count))
+    Hopfield(spins, 1.0).separation()
+    assert seen == ["log Z", "integrals", "states settled", "separation"]

@@ -1,4 +1,4 @@
-"""A memory as a store of vectors: the nearest and their weights, values, growth, indexes, edits in place."""
+"""A memory as a store of vectors: nearest patterns, separations, values, growth, edits in place."""
 
 import pickle
 from itertools import pairwise
@@ -9,8 +9,7 @@ import torch
 from torch.autograd import gradcheck
 
 from exptilt._support.errors import ArgumentError
-from exptilt.memory import ClassicalHopfield, Hopfield, HopfieldLayer, RestrictedBoltzmann, patterns
-from exptilt.memory.nearest import SearchIndex
+from exptilt.memory import ClassicalHopfield, Hopfield, HopfieldLayer, RestrictedBoltzmann
 from oracles import memory as oracle
 
 F64 = torch.float64
@@ -37,7 +36,6 @@ def test_nearest_is_the_softmax_of_all(similarity, cells, monkeypatch):
         for k in (1, 7, 90):
             index, weight, rest = top(x, s, 1.3, k, similarity)
             found = memory.nearest(s, k)
-            assert found.exact
             assert torch.equal(found.index, index)
             assert torch.allclose(found.weight, weight, rtol=1e-11, atol=0)
             assert torch.allclose(found.left_out, rest, rtol=1e-11, atol=1e-300)
@@ -86,12 +84,10 @@ def grown(x, similarity="dot", values=None, **options):
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("separation", ["softmax", "sparsemax", "max"])
-def test_a_memory_in_blocks_is_the_memory(similarity, separation, tmp_path, monkeypatch):
-    monkeypatch.setattr(patterns, "_LEAST_BLOCK", 0)
+def test_a_memory_that_grew_is_the_memory(similarity, separation, tmp_path):
     x, s, v = drawn(90, 5), drawn(12, 5, seed=1), drawn(90, 2, seed=2)
     whole = Hopfield(x, 1.3, similarity=similarity, separation=separation, values=v)
     parts = grown(x, similarity, v, separation=separation)
-    assert len(parts.blocks) > 2
     parts.save(tmp_path / "m")
     for other in (parts, Hopfield.load(tmp_path / "m", mapped=True), pickle.loads(pickle.dumps(parts))):
         assert torch.allclose(other.step(s), whole.step(s), atol=1e-12)
@@ -102,25 +98,25 @@ def test_a_memory_in_blocks_is_the_memory(similarity, separation, tmp_path, monk
         assert torch.allclose(other.separation(), whole.separation(), atol=1e-12)
         assert torch.equal(other.patterns, x)
         assert torch.equal(other.values, v)
-        assert other.duplicates() == []
     assert torch.equal(parts.remove([0, 89]).patterns, x[1:-1])
     assert torch.equal(parts.remove([0, 89]).values, v[1:-1])
-    assert grown(torch.cat([x, x[:2]])).duplicates() == [[0, 90], [1, 91]]
 
 
-def test_append_leaves_the_first_patterns_where_they_are(tmp_path):
-    x = drawn(500, 4, dtype=torch.float32)
-    Hopfield(x, 1.0).save(tmp_path / "m")
-    mapped = Hopfield.load(tmp_path / "m", mapped=True)
-    memory = mapped
-    for k in range(300):
-        memory = memory.append(x[k])
-    assert memory.blocks[0] is mapped.blocks[0]  # still in its file
-    assert len(memory.blocks) <= 3
-    assert memory.count == 800
-    assert torch.equal(memory.patterns, torch.cat([x, x[:300]]))
-    twice = memory.append(torch.cat([x, x]))
-    assert torch.equal(twice.patterns, torch.cat([x, x[:300], x, x]))
+def test_separation_of_each_pattern():
+    x = drawn(70, 5)
+    for similarity in SIMILARITIES:
+        found = Hopfield(x, similarity=similarity).separation()
+        assert torch.allclose(found, oracle.separation(x, similarity), atol=1e-12)
+    assert Hopfield(x[:1]).separation().tolist() == [np.inf]
+    heads = Hopfield(torch.stack([x, 2 * x])).separation()
+    assert torch.allclose(heads[1], 4 * heads[0])
+
+
+def test_equal_patterns_are_allowed_and_count_together():
+    x = drawn(6, 3)
+    twice, once = Hopfield(torch.cat([x, x])), Hopfield(x)
+    assert torch.allclose(twice.step(x), once.step(x), atol=1e-12)
+    assert Hopfield(torch.cat([x, x]), similarity="euclidean").separation().abs().max() < 1e-12
 
 
 def test_two_memories_that_grow_from_one_stay_apart():
@@ -210,10 +206,6 @@ def test_a_memory_whose_patterns_were_edited_refuses(ask):
         x[3] *= 2
         with pytest.raises(ArgumentError, match="changed in place after"):
             ask(memory, s)
-    later = Hopfield(x, 4.0).append(drawn(1, 3, seed=5))
-    x.view(-1)[0] += 1
-    with pytest.raises(ArgumentError, match="changed in place after"):
-        ask(later, s)
 
 
 def test_an_optimizer_s_step_is_an_edit():
@@ -251,100 +243,6 @@ def test_a_memory_made_outside_is_compiled_and_mapped_over():
             assert torch.allclose(torch.func.vmap(ask)(s[:, None])[:, 0], ask(s), atol=1e-12)
 
 
-class Fake:
-    """An index that returns what it is told to."""
-
-    def __init__(self, memory, places):
-        self.ntotal, self.places = memory.count, places
-
-    def search(self, query, k):
-        return None, self.places
-
-
-def told(memory, places, exhaustive=False):
-    search = SearchIndex.__new__(SearchIndex)
-    vars(search).update(
-        similarity=memory.similarity, faiss=Fake(memory, places.numpy()), exhaustive=exhaustive
-    )
-    return search
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_what_an_index_leaves_out_is_bounded(similarity):
-    """Candidates of any quality: each weighs at least, and all others at most, what is said."""
-    x, s = drawn(60, 4), drawn(9, 4, seed=1)
-    for beta in (0.01, 1.0, 30.0):
-        memory = Hopfield(x, beta, similarity=similarity, values=x[:, :1])
-        y = torch.softmax(beta * oracle.scores(x, s, similarity), -1)
-        best = y.topk(5, -1).indices
-        poor = torch.stack(
-            [torch.randperm(60, generator=torch.Generator().manual_seed(i))[:5] for i in range(9)]
-        )
-        poor[0, 3:] = -1
-        for places, exhaustive in ((best, True), (best, False), (poor, False)):
-            search = told(memory, places, exhaustive)
-            found = memory.nearest(s, 5, search=search)
-            there = found.index >= 0
-            true = torch.where(there, y.gather(-1, found.index.clamp_min(0)), 0.0)
-            assert not found.exact
-            assert (found.weight <= true * (1 + 1e-12)).all()
-            assert (found.left_out >= (1 - true.sum(-1)) * (1 - 1e-9) - 1e-15).all()
-            assert torch.allclose(found.weight.sum(-1) + found.left_out, torch.ones(9, dtype=F64))
-            among = found.weight / found.weight.sum(-1, keepdim=True)
-            assert torch.allclose(
-                among, true / true.sum(-1, keepdim=True), rtol=1e-9
-            )  # exact among themselves
-            if exhaustive and beta == 30.0 and similarity == "dot":
-                assert found.left_out.median() < 1e-2
-            exact = memory.nearest(s, 5, search=search, exact=True)
-            assert exact.exact
-            assert torch.allclose(exact.weight, true, rtol=1e-9, atol=0)
-            assert torch.allclose(exact.left_out, y.sum(-1) - true.sum(-1), rtol=1e-6, atol=1e-14)
-            assert torch.equal(exact.values[there], x[:, :1][exact.index[there]])
-
-
-def test_an_index_that_misses_everything_says_so():
-    """Scores beyond those found by more than e^x can hold: what is left out is all."""
-    x = torch.tensor([[1.0, 0.0], [1000.0, 0.0]])
-    memory = Hopfield(x, 1.0)
-    found = memory.nearest(
-        torch.tensor([[1.0, 0.0]]), 1, search=told(memory, torch.tensor([[0]])), exact=True
-    )
-    assert found.left_out.tolist() == [1.0]
-    assert found.weight.tolist() == [[0.0]]
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_faiss(similarity):
-    pytest.importorskip("faiss", reason="the extra `faiss` is not installed")
-    x = drawn(3000, 16, dtype=torch.float32)
-    s = x[:20] + 0.3 * drawn(20, 16, seed=1, dtype=torch.float32)
-    memory = Hopfield(x, 1.0, similarity=similarity)
-    y = torch.softmax(oracle.scores(x, s, similarity), -1)
-    swept = memory.nearest(s, 8)
-    for kind in ("Flat", "HNSW16", "IVF16,Flat"):
-        search = memory.search_index(kind)
-        found = memory.nearest(s, 8, search=search)
-        true = y.gather(-1, found.index)
-        assert search.exhaustive == (kind == "Flat")
-        assert (found.weight <= true * (1 + 1e-4)).all()
-        assert (found.left_out >= (1 - true.sum(-1)) * (1 - 1e-4) - 1e-6).all()
-        exact = memory.nearest(s, 8, search=search, exact=True)
-        assert torch.allclose(exact.weight.double(), y.gather(-1, exact.index), rtol=1e-3, atol=1e-9)
-        if kind == "Flat":
-            assert torch.equal(found.index, swept.index)
-            if similarity != "cosine":
-                assert found.left_out.median() < 1
-        more = memory.append(s[:3])
-        with pytest.raises(ArgumentError, match=r"search\.update"):
-            more.nearest(s, 8, search=search)
-        search.update(more)
-        assert search.count == 3003
-        assert more.nearest(s[:1], 1, search=search).index.tolist() == [[3000]] or kind != "Flat"
-    with pytest.raises(ArgumentError, match="knows no kind"):
-        memory.search_index("Flatt")
-
-
 @pytest.mark.parametrize(
     ("make", "folder", "old"),
     [
@@ -358,11 +256,6 @@ def test_faiss(similarity):
             lambda: RestrictedBoltzmann.random(2, 2),
             "exptilt.memory.binary.boltzmann",
             "exptilt.memory.boltzmann",
-        ),
-        (
-            lambda: Hopfield(torch.eye(3), 9.0).capacity(),
-            "exptilt.memory.landscape.recall",
-            "exptilt.memory.recall",
         ),
     ],
 )

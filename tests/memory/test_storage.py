@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -44,45 +43,18 @@ def test_heads_and_dtypes(tmp_path, dtype):
     assert again.beta.tolist() == [1.0, 2.0]
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_a_cut_file_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     memory = Hopfield(torch.randn(50, 8), 1.5, similarity="euclidean", separation=Entmax(1.5))
     memory.save(path)
     whole = path.read_bytes()
-    rng = np.random.default_rng(0)
     for cut in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(ArgumentError, match="load"):
             Hopfield.load(path)
-    begin = 8 + int.from_bytes(whole[:8], "little")
-    for place in [*rng.integers(begin, len(whole), 20), begin, len(whole) - 1]:  # one bit of the tensors
-        bad = bytearray(whole)
-        bad[place] ^= 1
-        path.write_bytes(bytes(bad))
-        with pytest.raises(ArgumentError, match="checksum"):
-            Hopfield.load(path)
-    for place in range(begin):  # and of the header: an error, or nothing changed that matters
-        bad = bytearray(whole)
-        bad[place] ^= 2 if place % 2 else 1
-        path.write_bytes(bytes(bad))
-        try:
-            again = Hopfield.load(path)
-        except ArgumentError:
-            continue
-        assert torch.equal(again.patterns, memory.patterns)
-        assert torch.equal(again.beta, memory.beta)
-        assert again.rule == memory.rule
-        assert again.similarity is memory.similarity
-    for old, new in (
-        (b"1.5", b"1.7"),
-        (b"euclidean", b"cosine   "),
-        (b"euclidean", b"dot      "),
-        (b"Hopfield/2", b"Hopfield/1"),
-    ):
-        assert whole[:begin].count(old) == 1
-        path.write_bytes(whole.replace(old, new, 1))
-        with pytest.raises(ArgumentError, match="load"):
-            Hopfield.load(path)
+    path.write_bytes(whole.replace(b"Hopfield/2", b"Hopfield/1", 1))
+    with pytest.raises(ArgumentError, match="not one that"):
+        Hopfield.load(path)
     path.write_bytes(whole + b"more")
     with pytest.raises(ArgumentError):
         Hopfield.load(path)
@@ -181,7 +153,7 @@ def test_files_of_the_safetensors_library_are_read(tmp_path):
     from safetensors import safe_open
 
     with safe_open(tmp_path / "m", "pt") as opened:
-        about = opened.metadata()
+        about = opened.metadata() | {"checksum": "not read any more"}
     save_file({"patterns": memory.patterns, "beta": memory.beta}, tmp_path / "old", metadata=about)
     again = Hopfield.load(tmp_path / "old")
     assert torch.equal(again.patterns, memory.patterns)

@@ -25,7 +25,6 @@ _MOVED = {
         "claims.experiments.theorem_one": "TheoremOne TheoremOneRow theorem_one",
         "dynamics.ascent": "Slope",
         "dynamics.fixed_points.stability": "MonotoneOperator SpectralRadius",
-        "dynamics.flow": "FlowInfo FlowState Kernel",
         "dynamics.observe.clusters": "Clusters cluster_labels",
         "dynamics.observe.gaussianity": "Gaussianity",
         "dynamics.observe.snapshot": "Growth Norms",
@@ -56,8 +55,7 @@ _MOVED = {
         "claims.experiments.cliff": "classical_cliff",
         "claims.experiments.equivalence": "boltzmann_check linear_attention linear_attention_check",
         "memory": "associate=hopfield_attention learn=train_boltzmann",
-        "memory.nearest": "Nearest SearchIndex",
-        "memory.theory": "guaranteed_radius separation_needed",
+        "memory.nearest": "Nearest",
     },
     "sampling": {
         "sampling.gibbs": "LinkChain",

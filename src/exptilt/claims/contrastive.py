@@ -29,8 +29,8 @@ def likelihood(
 ) -> Findings:
     """InfoNCE, NT-Xent and CLIP are minus the log-likelihood of the positive under the family of A1,
     averaged; the gradient is attention minus the positive. Cosine similarity is projection to the sphere.
-    The softmax of Word2Vec is the same with words for keys, and sampled softmax and noise-contrastive
-    estimation come to the same by other ways of getting at Z.
+    The softmax of Word2Vec is the same with words for keys; sampled softmax and noise-contrastive estimation
+    reach the same law with other estimates of Z.
 
     Experiment:
         Losses against cross-entropies of the whole matrix of similarities; the gradient against attention;

@@ -33,7 +33,7 @@ import torch
 
 from exptilt._support.intervals import mean_interval
 from exptilt._support.plotting import html_table
-from exptilt.lens.studying.results import plain, read
+from exptilt.lens.studying.results import plain
 
 Role = Literal["claim", "guard", "printed", "reach", "measured", "note"]
 Setting = int | float | str
@@ -59,23 +59,14 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """A number, over seeds, and the bound that it must keep.
-
-    Attributes:
-        name: what it is, in a few words.
-        values: one a seed.
-        most: the largest value that passes.
-        least: the smallest value that passes.
-        role: the part it plays in the verdict.
-        signed: whether it can be negative; the interval of a number that cannot ends at 0.
-    """
+    """A number, over seeds, and the bound that it must keep."""
 
     name: str
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # one a seed
     most: float = math.inf
     least: float = -math.inf
     role: Role = "claim"
-    signed: bool = False
+    signed: bool = False  # whether it can be negative; the interval of a number that cannot ends at 0
 
     @property
     def exact(self) -> bool:
@@ -150,23 +141,12 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 class Line(NamedTuple):
-    """One line, cloud or row of bars of a picture.
-
-    Attributes:
-        label: for the legend; empty for none.
-        x: where, numbers or names.
-        y: as many numbers.
-        kind: "line", "points" or "bars".
-        low: of a band around y, or nothing.
-        high: of it.
-    """
+    """One line, cloud or row of bars of a picture; `x` may be names."""
 
     label: str
     x: Sequence[float] | Sequence[str]
     y: Sequence[float]
     kind: Literal["line", "points", "bars"] = "line"
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
 
 
 def curve(label: str, x: Any, y: Any) -> Line:
@@ -186,16 +166,7 @@ def bars(label: str, x: Any, y: Any) -> Line:
 
 
 class Picture(NamedTuple):
-    """A picture of the evidence, as numbers: whoever shows it draws it.
-
-    Attributes:
-        title: what is to be seen, in a sentence.
-        x: name of the horizontal axis.
-        y: name of the vertical axis.
-        lines: what is drawn.
-        log_x: whether the horizontal axis is logarithmic.
-        log_y: whether the vertical axis is logarithmic.
-    """
+    """A picture of the evidence, as numbers: whoever shows it draws it."""
 
     title: str
     x: str
@@ -218,27 +189,15 @@ without them.
 
 @dataclass(frozen=True)
 class Evidence:
-    """The numbers of a claim over seeds.
-
-    Attributes:
-        id: of the claim.
-        checks: every number, with its bound and its values over seeds.
-        picture: of the first seed.
-        settings: with which it was run.
-        seeds: over which it was run.
-        missing: what is not installed and would be needed, with the command to install it; else empty.
-        seconds: how long that took.
-        kept: whether it comes from the store of an earlier run.
-    """
+    """The numbers of a claim over seeds, and the picture of the first seed."""
 
     id: str
     checks: Sequence[Check]
     picture: Picture
     settings: Mapping[str, Setting]
     seeds: Sequence[int]
-    missing: str = ""
+    missing: str = ""  # what is not installed and would be needed, with the command to install it
     seconds: float = field(default=0.0, compare=False)
-    kept: bool = field(default=False, compare=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -275,25 +234,11 @@ class Evidence:
         return Verdict.EXACT, "Every number is 0 to rounding, or keeps an inequality to rounding."
 
     def to_json(self) -> str:
-        """The evidence as JSON text, which `from_json` reads; NaN is null, ∞ is "inf"."""
+        """The evidence as JSON text; NaN is null, ∞ is "inf"."""
         found = plain(self) | {"verdict": self.verdict.value, "reason": self.reason}
         for check, words in zip(self.checks, found["checks"], strict=True):
             words |= {"passed": check.passed, "exact": check.exact, "interval": plain(check.interval)}
         return json.dumps(found, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Evidence":
-        """Read what `to_json` wrote.
-
-        Args:
-            text: the JSON text.
-        """
-        data = json.loads(text)
-        for words in (data, *data["checks"]):  # these are computed from the rest
-            for name in ("verdict", "reason", "passed", "exact", "interval"):
-                words.pop(name, None)
-        found: Evidence = read(cls, data)
-        return found
 
     def _repr_html_(self) -> str:
         rows = [
@@ -321,7 +266,6 @@ def joined(runs: Sequence[Evidence]) -> Evidence:
         checks=checks,
         seeds=tuple(seed for run in runs for seed in run.seeds),
         seconds=sum(run.seconds for run in runs),
-        kept=all(run.kept for run in runs),
     )
 
 

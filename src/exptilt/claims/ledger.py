@@ -7,21 +7,15 @@ lines to try (`Example:`). Settings are its keyword arguments, each with a range
 """
 
 import difflib
-import hashlib
 import inspect
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from dataclasses import dataclass
+from typing import NamedTuple, get_type_hints
 
 import torch
 
-from exptilt import __version__
 from exptilt._support.errors import ArgumentError, MissingExtraError
-from exptilt._support.files import write_text
 from exptilt.claims.evidence import Check, Evidence, Findings, Line, Picture, Setting, joined
 
 GROUPS = {
@@ -44,12 +38,7 @@ APPENDIX = "appendix on Hopfield networks"
 
 
 class Between(NamedTuple):
-    """The range of a setting.
-
-    Attributes:
-        least: smallest value.
-        most: largest value.
-    """
+    """The range of a setting."""
 
     least: float
     most: float
@@ -66,8 +55,7 @@ class Claim:
         source: which draft, which equation.
         printed: the formula as a draft prints it, in LaTeX, where that is another one or says more.
         experiment: the function; it takes a seed and the settings.
-        question: whether the drafts ask it, or only data can tell; what is no question should hold.
-        full: whether its models come trained, and are trained again if that is asked for.
+        question: whether the drafts ask it, or only data can tell; any other claim should hold.
         seeds: over how many seeds it is run.
     """
 
@@ -78,7 +66,6 @@ class Claim:
     printed: str
     experiment: Callable[..., Findings]
     question: bool
-    full: bool
     seeds: int
 
     @property
@@ -161,8 +148,8 @@ class Claim:
         started, threads = time.perf_counter(), torch.get_num_threads()
         try:
             # Tensors are small here, and a second thread costs more than it gives (six times the time on two
-            # busy cores); other models, and training, keep what torch is set to.
-            if settings.get("model", MODEL) == MODEL and not settings.get("full"):
+            # busy cores); other models keep what torch is set to.
+            if settings.get("model", MODEL) == MODEL:
                 torch.set_num_threads(1)
             found = list(self.experiment(seed, **settings))
         except MissingExtraError as problem:
@@ -193,8 +180,7 @@ def claim(
     """Register the function below as the experiment of a claim; the arguments are those of `Claim`."""
 
     def register(function: Callable[..., Findings]) -> Callable[..., Findings]:
-        full = "full" in inspect.signature(function).parameters
-        _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, full, seeds)
+        _CLAIMS[id] = Claim(id, title, formula, source, printed, function, question, seeds)
         return function
 
     return register
@@ -249,22 +235,16 @@ def run(
     ids: Iterable[str] = (),
     *,
     settings: Mapping[str, Setting] | None = None,
-    full: bool = False,
     seed: int = 0,
     seeds: int | None = None,
-    store: str | os.PathLike[str] | None = None,
-    again: bool = False,
 ) -> Iterator[Evidence]:
     """Run claims one after the other, and yield the evidence of each as soon as it is done.
 
     Args:
         ids: which; none for all.
         settings: other values than the defaults, by name; with several claims each takes those it has.
-        full: train the models again that come trained otherwise, for hours.
         seed: the first seed.
         seeds: how many; default what each claim says.
-        store: folder where evidence is kept. What was run before by the same code is taken from there.
-        again: run all the same, and keep the new evidence.
 
     Example:
         >>> for found in xt.claims.run(["A1", "A10"]):
@@ -272,46 +252,17 @@ def run(
         A1 holds exactly
         A10 holds with a correction
     """
-    chosen = chosen_claims(ids)
-    given = dict(settings or {}) | ({"full": 1} if full and any(each.full for each in chosen) else {})
+    chosen, given = chosen_claims(ids), dict(settings or {})
     strange = [name for name in given if not any(name in claim.settings for claim in chosen)]
     if strange:
         chosen[0].with_settings({strange[0]: given[strange[0]]})  # raises, and names the settings there are
     plans = [(c, c.with_settings({k: v for k, v in given.items() if k in c.settings})) for c in chosen]
-
-    def over_seeds(each: Claim, own: Mapping[str, Setting]) -> Evidence:
-        # Another model's files may change under the same name, and so are not taken from the store.
-        place = None if store is None or own.get("model", MODEL) != MODEL else Path(store)
-        numbers = range(seed, seed + (each.seeds if seeds is None else seeds))
-        return joined([_kept(each, own, number, place, again) for number in numbers])
-
-    return (over_seeds(each, own) for each, own in plans)
-
-
-def _kept(
-    each: Claim, settings: Mapping[str, Setting], seed: int, store: Path | None, again: bool
-) -> Evidence:
-    """The evidence of one seed, from the store if it is there."""
-    if store is None:
-        return each.once(settings, seed)
-    place = store / f"{each.id}-{seed}-{_mark(each, settings)}.json"
-    if place.is_file() and not again:
-        return replace(Evidence.from_json(place.read_text("utf-8")), kept=True)
-    found = each.once(settings, seed)
-    if not found.missing:
-        store.mkdir(parents=True, exist_ok=True)
-        write_text(place, found.to_json())
-    return found
+    return (each.run(own, seed=seed, seeds=seeds) for each, own in plans)
 
 
 def chosen_claims(ids: Iterable[str] = (), *, others: bool = False) -> list[Claim]:
     """The claims of these ids, or all, or with `others` all results of others."""
     return list(dict.fromkeys(find(id) for id in ids)) or list(every(others=others))
-
-
-def cache_folder() -> Path:
-    """Where evidence and trained models are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exptilt" / "claims"
 
 
 def counted(found: Sequence[Evidence]) -> str:
@@ -324,17 +275,3 @@ def counted(found: Sequence[Evidence]) -> str:
 def fails(found: Evidence) -> bool:
     """Whether a claim that should hold does not; one that could not be run is open, and does not fail."""
     return not find(found.id).question and not found.missing and not found.verdict.holds
-
-
-def _mark(each: Claim, settings: Mapping[str, Any]) -> str:
-    """What a run depends on besides its seed, the package's own code included, as a short name."""
-    text = repr((each.id, sorted(settings.items()), __version__, _source()))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-@cache
-def _source() -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

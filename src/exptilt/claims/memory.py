@@ -161,11 +161,10 @@ def moving(
     dimensions: Annotated[int, Between(2, 64)] = 12,
     beta: Annotated[float, Between(0.1, 50)] = 8.0,
     steps: Annotated[int, Between(10, 20000)] = 1000,
-    full: Annotated[int, Between(0, 1)] = 0,
 ) -> Findings:
     """Hopfield's theory holds patterns still, as cross-attention does. In self-attention the patterns are the
     states. Both take the same step; states stay at least as far apart where patterns are held still. Whether
-    they stay with the pattern they began at depends on β, dimension and number, and is told beside it. In a
+    they stay with the pattern they began at depends on β, dimension and number, which is measured. In a
     trained encoder–decoder the decoder's layers read patterns that none of them moves, and a head recalls
     the one that is due in one step of a Hopfield network; before training it does not.
 
@@ -174,8 +173,8 @@ def moving(
         patterns that move along: how many states can still be told apart at the end (the effective number of
         clusters), and how many are with their pattern. A transformer that reverses strings of digits: in its
         best head of cross-attention, how often one step from the query, with the keys as patterns, is
-        nearest to the pattern of the digit to be written. Its weights come with the package; --full trains
-        again, for a minute.
+        nearest to the pattern of the digit to be written. The weights come with the
+        package; `examples/train_small_models.py` trains again.
 
     Example:
         >>> x = torch.nn.functional.normalize(torch.randn(16, 8, dtype=torch.float64), dim=-1)
@@ -198,7 +197,7 @@ def moving(
     held, moved = (float(path.clusters.effective[-1]) for path in (still, free))
     yield same("the flow's step against Hopfield's", step, Hopfield(x, beta).step(start))
     yield least("states told apart: held still over moving", held / moved, 0.99, "measured")
-    model, before = (crossing.measured(untrained, bool(full), seed) for untrained in (False, True))
+    model, before = (crossing.measured(untrained, seed) for untrained in (False, True))
     yield least("encoder–decoder: share of digits written right", model["right"], 0.99, "guard")
     yield most("cross-attention: change of patterns between the decoder's layers", model["still"], 0.0)
     yield least("cross-attention: share of patterns recalled in one step", model["recall"], 0.9, "measured")

@@ -1,9 +1,7 @@
 """Run the claims of the papers as experiments, and print the numbers and the verdict of each.
 
-Without ID all claims are run. One ID alone is shown with all its numbers. The trained models of C3, F4, F5
-and H7 come with the package; --full trains them again. Results of earlier runs of the same code are read
-from the store, so an interrupted run continues where it stopped. The exit code is 1 if a claim that should
-hold does not.
+Without ID all claims are run, which takes a few minutes. One ID alone is shown with all its numbers. The exit
+code is 1 if a claim that should hold does not.
 """
 
 import argparse
@@ -25,8 +23,7 @@ commands that work as printed:
   exptilt claims B5a --set dimensions=3
   exptilt claims A1 A10 --out ledger
 """
-OWN = ("shakespeare", "rxnmapper", "antiberty")  # models that only the claims know
-RESUMES = " Finished claims are kept; run the same command again to continue."
+OWN = ("shakespeare",)  # the model that only the claims know
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run published results of others, H1 to H9, instead of the drafts' claims",
     )
-    add("--full", action="store_true", help="train the models of C3, F4, F5 and H7 again: hours")
     add("--seed", type=seed, default=0, help="the first seed (default: 0)")
     add("--seeds", type=positive, metavar="N", help="how many seeds (default: set by each claim)")
     add("--json", action="store_true", help="print one JSON object a line instead of the table")
     add("--out", type=Path, metavar="FOLDER", help="also write the ledger's page into this folder")
-    add("--store", type=Path, metavar="FOLDER", help="where results are kept (default: your cache folder)")
-    add("--again", action="store_true", help="run everything anew, even if it is in the store")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,13 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments.set)
     if arguments.out is not None:
         prepare_folder(arguments.out)
-    options = {
-        "full": arguments.full,
-        "seed": arguments.seed,
-        "seeds": arguments.seeds,
-        "again": arguments.again,
-    }
-    options["store"] = arguments.store or ledger.cache_folder()
+    options = {"seed": arguments.seed, "seeds": arguments.seeds}
     found: list[Evidence] = []
     others: list[Evidence] = []
     plan = [(found, "claims", chosen, settings)]
@@ -125,9 +113,8 @@ def _table(found: "list[Evidence]") -> str:
     for each in found:
         model = f" ({each.settings['model']})" if "model" in each.settings else ""
         mark = "!" if ledger.fails(each) else " "
-        time = "kept" if each.kept else f"{each.seconds:.1f} s"
         title = ledger.find(each.id).title + model
-        rows.append(f"{mark}{each.id:4} {each.verdict.value:{width}}  {time:>7}  {title}")
+        rows.append(f"{mark}{each.id:4} {each.verdict.value:{width}}  {each.seconds:7.1f} s  {title}")
     counts = Counter(each.verdict.value for each in found)
     total = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
     return "\n".join([*rows, "", f"{ledger.counted(found)}. {total}."])

@@ -26,11 +26,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError, ConvergenceError, needed
-from exptilt._support.progress import track
 from exptilt.dynamics.ascent import Slope
 from exptilt.dynamics.renormalizers import Renormalizer
 
-_TICKS = 100  # ticks of the progress bar, evenly spread over the time
 _HELD = 1 << 26  # bytes of states that the solver may hold at once
 
 
@@ -66,24 +64,19 @@ def integrate(
     rtol: float,
     atol: float,
     max_evaluations: int,
-    progress: bool | None,
 ) -> Iterator[Tensor]:
     """Yield the state ``(..., N, D)`` of dx/dt = rate(x) at each time after the first."""
     odeint = needed("torchdiffeq", "ode").odeint
     time, evaluations, reached = float(times[-1]), 0, 0.0
-    bar = track(range(_TICKS + 1), "flow, continuous", show=progress)
-    ticks = next(bar)
 
     def watched(t: Tensor, x: Tensor) -> Tensor:
-        nonlocal evaluations, reached, ticks
+        nonlocal evaluations, reached
         evaluations, reached = evaluations + 1, max(reached, float(t))
         if evaluations > max_evaluations:
             raise ConvergenceError(
                 f"Flow.ode: {max_evaluations} evaluations did not reach time {time:g}. "
                 "Loosen rtol and atol, or go less far."
             )
-        while ticks < min(_TICKS, int(_TICKS * reached / time)):
-            ticks = next(bar)
         return rate(x)
 
     # In parts: each start of the solver costs a dozen evaluations, but all states may not fit in memory.
@@ -104,5 +97,3 @@ def integrate(
                 index = tuple((~good).nonzero()[0].tolist())
                 raise ConvergenceError(f"Flow.ode: the point at index {index} is not finite at time {t:.6g}.")
             yield state
-    for _ in bar:
-        pass

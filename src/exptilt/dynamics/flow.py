@@ -7,13 +7,12 @@ without weights; with patterns held still this is cross-attention, and without R
 extreme point of the patterns' hull (THEORY B2). As step → 0 and steps·step → time it becomes an ordinary
 differential equation on the constraint that RN keeps (``continuous.py``).
 
-`Flow` holds the settings. `flow(points)` is one update; `flow.kernel` is the pair (init, step) that every
-recursion of the package has; `flow.run` repeats the step, measures states and keeps those asked for.
+`Flow` holds the settings. `flow(points)` is one update; `flow.run` repeats it, measures states and keeps
+those asked for.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,37 +32,6 @@ from exptilt.families import Empirical
 from exptilt.families.measure import Measure
 
 Keep = Literal["all", "last"] | int
-
-
-class FlowState(NamedTuple):
-    """The points of a flow and the number of steps taken.
-
-    Attributes:
-        points: ``(..., N, D)``.
-        steps: number of steps taken.
-    """
-
-    points: Tensor
-    steps: int
-
-
-class FlowInfo(NamedTuple):
-    """Intermediate results of one step.
-
-    Attributes:
-        log_normalizer: ``(..., N)``, G(βη) at the points before the step; −inf where a point sees nothing.
-        ascended: ``(..., N, D)``, the points after the ascent and before the renormaliser.
-    """
-
-    log_normalizer: Tensor
-    ascended: Tensor
-
-
-class Kernel(NamedTuple):
-    """A recursion: `init` makes a state, `step` is pure and returns the next one with its `FlowInfo`."""
-
-    init: Callable[[Tensor], FlowState]
-    step: Callable[[FlowState], tuple[FlowState, FlowInfo]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,20 +118,6 @@ class Flow:
             )
         return result
 
-    @property
-    def kernel(self) -> Kernel:
-        """The pure pair (init, step): ``state = init(points)``, then ``state, info = step(state)``."""
-
-        def init(points: Tensor) -> FlowState:
-            return FlowState(self._start("Flow", points), 0)
-
-        def step(state: FlowState) -> tuple[FlowState, FlowInfo]:
-            G, gradient = self.slope(state.points)
-            ascended = torch.add(state.points, gradient, alpha=self.step)
-            return FlowState(self._renormalized(ascended), state.steps + 1), FlowInfo(G, ascended)
-
-        return Kernel(init, step)
-
     def _start(self, name: str, points: Tensor) -> Tensor:
         """The points, expanded to the batch axes of patterns and mask; an error if they do not fit."""
         check_points(name, points)
@@ -220,18 +174,18 @@ class Flow:
             whole("Flow.run", "measure_every", measure_every, otherwise=", or None for first and last alone")
         measured = {*range(0, steps + 1, measure_every or max(steps, 1)), steps}
         recorder = Recorder(tolerance, kept_steps(keep, steps), measured)
-        init, step = self.kernel
         with torch.no_grad():
-            state, grew = init(points.detach() if isinstance(points, Tensor) else points), None
+            state = self._start("Flow", points.detach() if isinstance(points, Tensor) else points)
+            grew = None
             for count in track(range(steps), "flow", show=progress):
-                new, info = step(state)
-                recorder.add(count, self.step * count, state.points, info.log_normalizer, grew)
-                check_step(new.points, new.steps)
-                grew = growth(state.points, info.ascended, new.points) if new.steps in measured else None
+                G, gradient = self.slope(state)
+                ascended = torch.add(state, gradient, alpha=self.step)
+                new = self._renormalized(ascended)
+                recorder.add(count, self.step * count, state, G, grew)
+                check_step(new, count + 1)
+                grew = growth(state, ascended, new) if count + 1 in measured else None
                 state = new
-            recorder.add(
-                steps, self.step * steps, state.points, self.slope(state.points).log_normalizer, grew
-            )
+            recorder.add(steps, self.step * steps, state, self.slope(state).log_normalizer, grew)
         return recorder.trajectory()
 
     def ode(
@@ -288,9 +242,9 @@ class Flow:
                 rtol=rtol,
                 atol=atol,
                 max_evaluations=max_evaluations,
-                progress=progress,
             )
-            for count, state in enumerate(states, start=1):
+            bar = track(states, "flow, continuous", total=samples - 1, show=progress)
+            for count, state in enumerate(bar, start=1):
                 recorder.add(count, float(times[count]), state, self.slope(state).log_normalizer, None)
         return recorder.trajectory()
 

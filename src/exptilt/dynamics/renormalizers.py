@@ -15,12 +15,10 @@ C^{-½}.
 
 Each is called with points ``(..., N, D)`` and returns the same shape. A point or a cloud that cannot be
 brought back (a zero vector has no direction, a flat cloud no inverse covariance) is an error that names it.
-``epsilon`` is the usual remedy of networks, √(variance + ε) instead of √variance; ``floor`` lifts a flat
-covariance and warns.
+``epsilon`` is the usual remedy of networks, √(variance + ε) instead of √variance.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,7 +26,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.checks import number
-from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import check_covariance
 from exptilt._support.transforms import full_precision, is_concrete
 from exptilt.dynamics.observe.points import check_points, cloud_scale
@@ -149,8 +147,6 @@ class Whiten:
     Args:
         mean: ``(..., D)``; default 0.
         covariance: ``(..., D, D)``, symmetric positive definite; default the identity.
-        floor: eigenvalues of the cloud's covariance below this fraction of the largest are lifted to it,
-            with a warning that says by how much. Default 0: a flat cloud is an error.
 
     Example:
         >>> x = torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -162,7 +158,6 @@ class Whiten:
 
     mean: Tensor | None = None
     covariance: Tensor | None = None
-    floor: float = 0.0
 
     def __post_init__(self) -> None:
         for name, given, shape in ("mean", self.mean, "D"), ("covariance", self.covariance, "D, D"):
@@ -175,7 +170,6 @@ class Whiten:
             )
         if self.covariance is not None:
             check_covariance(self.covariance, "Whiten: covariance")
-        number("Whiten", "floor", self.floor, least=0, below=1)
 
     def __call__(self, points: Tensor) -> Tensor:
         """The points ``(..., N, D)``, renormalised."""
@@ -195,9 +189,12 @@ class Whiten:
                 )
         with full_precision(points.device):
             centred = points - points.mean(-2, keepdim=True)
-            scale = cloud_scale(centred)  # keeps squares in range; the result does not depend on it
-            centred = centred / scale
-            covariance = self._lifted(centred.mT @ centred / count, count, scale)
+            centred = centred / cloud_scale(
+                centred
+            )  # keeps squares in range; the result does not depend on it
+            covariance = centred.mT @ centred / count
+            if is_concrete(covariance):
+                _check_full(covariance, count)
             if self.covariance is None:
                 matrix = torch.linalg.inv(symmetric_root(covariance))
             else:
@@ -206,31 +203,19 @@ class Whiten:
             white: Tensor = centred @ (matrix + matrix.mT) / 2
             return white if self.mean is None else white + self.mean.unsqueeze(-2)
 
-    def _lifted(self, covariance: Tensor, count: int, scale: Tensor) -> Tensor:
-        """The covariance, of points divided by `scale`, with eigenvalues lifted to the floor; may raise."""
-        if not is_concrete(covariance):
-            return covariance
-        values, vectors = torch.linalg.eigh(covariance.detach())
-        rounding = covariance.shape[-1] * torch.finfo(covariance.dtype).eps
-        least = max(self.floor, rounding) * values[..., -1:]
-        low = values <= least
-        if not bool(low.any()):
-            return covariance
-        if self.floor <= rounding:
-            index = tuple(low.any(-1).nonzero()[0].tolist())
-            rank = int((~low[index]).sum())
-            where = f" at batch index {index}" if index else ""
-            raise ArgumentError(
-                f"Whiten: {count} points in {covariance.shape[-1]} dimensions span only {rank}{where}, so no "
-                "matrix gives them the covariance asked for. Pass more or other points, or "
-                "Whiten(floor=1e-6) to lift what is missing."
-            )
-        added = torch.where(low, least - values, 0.0)
-        most = float((added.amax(-1) * scale.squeeze((-2, -1)) ** 2).max())
-        words = f"Whiten: lifted {int(low.sum())} eigenvalues of the covariance by up to {most:.3g}."
-        warnings.warn(words, ExptiltWarning, stacklevel=4)
-        lifted: Tensor = covariance + vectors @ (added.unsqueeze(-1) * vectors.mT)
-        return lifted
+
+def _check_full(covariance: Tensor, count: int) -> None:
+    """Raise unless clouds of `count` points, with covariances ``(..., D, D)``, span all dimensions."""
+    values = torch.linalg.eigvalsh(covariance.detach())
+    low = values <= covariance.shape[-1] * torch.finfo(covariance.dtype).eps * values[..., -1:]
+    if bool(low.any()):
+        index = tuple(low.any(-1).nonzero()[0].tolist())
+        where = f" at batch index {index}" if index else ""
+        raise ArgumentError(
+            f"Whiten: {count} points in {covariance.shape[-1]} dimensions span only "
+            f"{int((~low[index]).sum())}{where}, so no matrix gives them the covariance asked for. Pass more "
+            "points, or other ones."
+        )
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:

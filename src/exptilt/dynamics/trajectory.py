@@ -4,19 +4,17 @@ import itertools
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exptilt._support.checks import whole
-from exptilt._support.errors import ArgumentError, needed
+from exptilt._support.errors import needed
 from exptilt._support.plotting import COLOURS, caption, new_figure, whole_log
 from exptilt.dynamics.observe.clusters import Clusters
 from exptilt.dynamics.observe.gaussianity import Gaussianity
 from exptilt.dynamics.observe.snapshot import Growth, Norms, measure, stacked
 
 if TYPE_CHECKING:
-    from matplotlib.animation import FuncAnimation
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -87,44 +85,40 @@ class Trajectory:
 
         Batch items are drawn one over the other.
         """
+        norms, g, sliced = self.norms, self.gaussianity, self.gaussianity.sliced / 0.385 - 1
+        spectrum = self.spectrum[..., :8].cpu()  # rounding beyond the dimensions that the cloud fills
+        filled = torch.arange(spectrum.shape[-1]) < g.rank.unsqueeze(-1)
+        spectrum = torch.where(filled & spectrum.isfinite(), spectrum, torch.nan)
+        tests = {"kurtosis over Gaussian − 1": g.kurtosis, "sliced A² over Gaussian − 1": sliced}
+        counts = {"count": self.clusters.count.double(), "effective": self.clusters.effective}
+        grown = {"renormaliser": self.growth.contraction, "ascent": self.growth.expansion}
+        none = "continuous: no steps" if self.continuous else "no steps"
+        # Title, lines, and words where there is no number.
+        panels: list[tuple[str, dict[str, Tensor], str]] = [
+            ("Log-normalizer, mean over points", {"mean G": self.log_normalizer}, ""),
+            ("Lengths of the points", {n: getattr(norms, n) for n in ("mean", "largest", "smallest")}, ""),
+            ("Spectrum of the covariance", {"": spectrum}, "one point: no spread"),
+            ("Gaussianity: 0 is Gaussian", tests, "nothing to test: one point, or too few"),
+            ("Clusters", counts, ""),
+            ("Growth of lengths in a step", grown, none),
+        ]
         with new_figure(10.5, 5.6) as figure:
-            panels: Any = figure.subplots(2, 3, sharex=True)
-            draw = (_lengths, _spectrum, _gaussianity, _clusters, _growth)
-            _lines(panels.flat[0], self, self.log_normalizer, 0, "mean G")
-            _logarithmic(panels.flat[0], self.log_normalizer)
-            caption(panels.flat[0], "Log-normalizer, mean over points", "")
-            for axes, panel in zip(panels.flat[1:], draw, strict=True):
-                panel(axes, self)
-                if panel is not _spectrum and axes.get_legend_handles_labels()[0]:
-                    axes.legend()
-            for axes in panels[1]:
-                axes.set_xlabel("time")
+            axes: Any = figure.subplots(2, 3, sharex=True)
+            for panel, (title, lines, words) in zip(axes.flat, panels, strict=True):
+                _draw(panel, self.time, lines, words)
+                caption(panel, title, "")
+            _, lengths, _, gaussian, clusters, growth = axes.flat
+            lengths.ticklabel_format(axis="x", useOffset=False)
+            if not bool(g.kurtosis.isnan().all()):
+                gaussian.set_yscale("symlog", linthresh=1)
+                gaussian.axhline(0, color="0.4", linewidth=0.8)
+            whole_log(clusters)
+            clusters.set_ylim(0.8, max(2.5, 1.3 * float(self.clusters.count.max())))
+            if not bool(self.growth.expansion.isnan().all()):
+                growth.axhline(1, color="0.4", linewidth=0.8)
+            for panel in axes[1]:
+                panel.set_xlabel("time")
         return figure
-
-    def animate(self, *, item: tuple[int, ...] = (), interval: int = 80) -> "FuncAnimation":
-        """A film of the kept states in two or three dimensions.
-
-        ``.save("flow.gif", writer="pillow")`` writes it, ``.to_jshtml()`` puts it into a notebook.
-
-        Args:
-            item: which item of the batch, one index for each batch axis.
-            interval: milliseconds between frames.
-        """
-        shape = self.states.shape
-        if shape[-1] not in (2, 3):
-            raise ArgumentError(
-                f"animate: points have {shape[-1]} dimensions. Only 2 or 3 can be drawn; project them first."
-            )
-        batch = shape[1:-2]
-        good = isinstance(item, tuple) and len(item) == len(batch) and all(isinstance(i, int) for i in item)
-        if not good or not all(-size <= i < size for i, size in zip(item, batch, strict=True)):
-            raise ArgumentError(
-                f"animate: states are {tuple(shape)}, with {len(batch)} batch axes; item is {item!r}. "
-                "Pass a tuple of one index each."
-            )
-        times = dict(zip(self.steps.tolist(), self.time.tolist(), strict=True)) if self.continuous else {}
-        titles = [f"time {times[k]:.3g}" if times else f"step {k}" for k in self.kept.tolist()]
-        return _film(self.states.movedim(0, -3)[item], titles, interval)
 
 
 def _flat(record: Any) -> list[tuple[str, Tensor]]:
@@ -177,115 +171,23 @@ class Recorder:
         )
 
 
-def _lines(axes: Any, path: Trajectory, values: Tensor, colour: int, label: str | None) -> None:
-    """Plot ``values (T, ...)`` against time, one line for each batch item; the first carries the label."""
-    columns = values.reshape(len(path.time), -1).cpu().unbind(-1)
-    for place, column in enumerate(columns):
-        alpha, name = 1.0 if len(columns) == 1 else 0.6, label if place == 0 else None
-        axes.plot(path.time, column, color=COLOURS[colour], alpha=alpha, label=name)
-
-
-def _logarithmic(axes: Any, *values: Tensor) -> None:
-    """Make the y axis logarithmic if values are positive and span more than three decades."""
-    every = torch.cat([value.flatten() for value in values])
+def _draw(axes: Any, time: Tensor, lines: dict[str, Tensor], words: str) -> None:
+    """Plot each ``(T, ...)`` against time, a line for each batch item; words if there is no number at all."""
+    every = torch.cat([value.flatten().cpu().double() for value in lines.values()])
     every = every[every.isfinite()]
-    if len(every) and 0 < 1e3 * float(every.min()) < float(every.max()):
+    if not len(every):
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")
+        axes.set_yticks([])
+        return
+    for colour, (name, values) in enumerate(lines.items()):
+        columns = values.reshape(len(time), -1).cpu().unbind(-1)
+        for place, column in enumerate(columns):
+            label, alpha = name if place == 0 else None, 1.0 if len(columns) == 1 else 0.6
+            axes.plot(time, column, color=COLOURS[colour], alpha=alpha, label=label or None)
+    low, high = float(every.min()), float(every.max())
+    if 0 < 1e3 * low < high or "" in lines:  # three decades; the spectrum always
         axes.set_yscale("log")
-
-
-def _say(axes: Any, words: str) -> None:
-    """Write words in the middle of empty axes."""
-    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")
-    axes.set_yticks([])
-
-
-def _lengths(axes: Any, path: Trajectory) -> None:
-    for name, colour in (("largest", 1), ("mean", 0), ("smallest", 2)):
-        _lines(axes, path, getattr(path.norms, name), colour, name)
-    axes.ticklabel_format(useOffset=False)
-    low, high = axes.get_ylim()
-    if high - low < 0.02 * high:  # constant but for rounding
+    elif 0 < low > 0.98 * high:  # constant but for rounding
         axes.set_ylim(0, 1.5 * high)
-    _logarithmic(axes, path.norms.smallest, path.norms.largest)
-    caption(axes, "Lengths of the points", "")
-
-
-def _spectrum(axes: Any, path: Trajectory) -> None:
-    """Plot the eigenvalues of the dimensions that the cloud fills; the others are rounding."""
-    values = path.spectrum[..., :8].cpu()
-    filled = torch.arange(values.shape[-1]) < path.gaussianity.rank.unsqueeze(-1)
-    values = torch.where(filled & values.isfinite(), values, torch.nan)
-    if bool(values.isnan().all()):
-        _say(axes, "one point: no spread")
-    else:
-        for column in values.unbind(-1):
-            _lines(axes, path, column, 0, None)
-        top, least = float(values.nan_to_num(0.0).max()), float(values.nan_to_num(torch.inf).min())
-        axes.set_yscale("log")
-        axes.set_ylim(min(least / 2, top / 20), 2 * top)
-    caption(axes, "Spectrum of the covariance", "")
-
-
-def _gaussianity(axes: Any, path: Trajectory) -> None:
-    g = path.gaussianity
-    if bool(g.kurtosis.isnan().all()):
-        _say(axes, "nothing to test: one point, or too few")
-    else:
-        _lines(axes, path, g.kurtosis, 0, "kurtosis over Gaussian − 1")
-        _lines(axes, path, g.sliced / 0.385 - 1, 1, "sliced A² over Gaussian − 1")
-        axes.axhline(0, color="0.4", linewidth=0.8)
-        axes.set_yscale("symlog", linthresh=1)
-    caption(axes, "Gaussianity: 0 is Gaussian", "")
-
-
-def _clusters(axes: Any, path: Trajectory) -> None:
-    _lines(axes, path, path.clusters.count.double(), 0, "count")
-    _lines(axes, path, path.clusters.effective, 1, "effective")
-    whole_log(axes)
-    axes.set_ylim(0.8, max(2.5, 1.3 * float(path.clusters.count.max())))
-    caption(axes, "Clusters", "")
-
-
-def _growth(axes: Any, path: Trajectory) -> None:
-    if bool(path.growth.expansion.isnan().all()):
-        _say(axes, "continuous: no steps" if path.continuous else "no steps")
-    else:
-        _lines(axes, path, path.growth.expansion, 1, "ascent")
-        _lines(axes, path, path.growth.contraction, 0, "renormaliser")
-        axes.axhline(1, color="0.4", linewidth=0.8)
-    caption(axes, "Growth of lengths in a step", "")
-
-
-def _film(states: Tensor, titles: list[str], interval: int) -> "FuncAnimation":
-    """A film of states ``(K, N, 2)`` or ``(K, N, 3)`` with a title each."""
-    solid = states.shape[-1] == 3
-    points = states.detach().cpu().double().numpy()
-    with new_figure(5.0, 5.0) as figure:
-        from matplotlib.animation import FuncAnimation
-
-        axes: Any = figure.add_subplot(projection="3d" if solid else None)
-        # Each point keeps the colour of its start, so that it can be followed.
-        look = {
-            "c": np.arctan2(points[0, :, 1], points[0, :, 0]),
-            "cmap": "hsv",
-            "vmin": -np.pi,
-            "vmax": np.pi,
-        }
-        dots = axes.scatter(*points[0].T, s=14, alpha=0.7, linewidths=0, **look)
-        reach = 1.05 * np.abs(points).max()
-        axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
-        if solid:
-            axes.set_zlim(-reach, reach)
-        else:
-            axes.set_aspect("equal")
-        title = axes.set_title(titles[0])
-
-        def draw(frame: int) -> tuple[Any, Any]:
-            if solid:
-                dots._offsets3d = tuple(points[frame].T)
-            else:
-                dots.set_offsets(points[frame])
-            title.set_text(titles[frame])
-            return dots, title
-
-        return FuncAnimation(figure, draw, frames=len(points), interval=interval, blit=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()

@@ -26,11 +26,9 @@ __all__ = [
     "train_boltzmann",
 ]
 
-# Old module paths, for objects pickled before these modules moved into subfolders.
-_MOVED = {"binary": ("boltzmann", "classical"), "landscape": ("basins", "metastable", "recall")}
-for _folder, _names in _MOVED.items():
-    for _name in _names:
-        sys.modules[f"{__name__}.{_name}"] = sys.modules[f"{__name__}.{_folder}.{_name}"]
+# Old module paths, for objects pickled before these modules moved into a subfolder.
+for _name in ("boltzmann", "classical"):
+    sys.modules[f"{__name__}.{_name}"] = sys.modules[f"{__name__}.binary.{_name}"]
 sys.modules[f"{__name__}.learning"] = sys.modules[f"{__name__}.binary.contrastive_divergence"]
 
 __getattr__ = former_names(__name__)

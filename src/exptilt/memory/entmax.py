@@ -54,7 +54,7 @@ def _newton(depths: Iterator[tuple[Tensor, Tensor]], tau: Tensor, p: float) -> T
 def _threshold(keys: Keys, query: Tensor, top: Tensor, slope: Tensor, p: float) -> Tensor:
     """The threshold τ ``(..., H, Q)``, to the last few bits."""
     tau = torch.full_like(top, -1.0)
-    concrete = is_concrete(query, top, *(block.patterns for block in keys.blocks))
+    concrete = is_concrete(query, top, keys.patterns)
     slack = 4 * torch.finfo(tau.dtype).eps
     for _ in range(_MOST_STEPS if concrete else _BLIND_STEPS):
         new = _newton(_depths(keys, query, top, slope), tau, p)

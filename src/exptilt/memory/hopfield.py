@@ -8,8 +8,8 @@ hull of the patterns. Other similarities and separations (``similarity.py``, ``s
 and β⁻¹ log Σ exp. With all of them no step raises E; the bounds hold for all but the polynomial,
 whose weights do not sum to one.
 
-This file holds the memory itself, ``patterns.py`` its patterns. Most methods are defined in the file of
-their subject: ``retrieval.py``, ``nearest.py``, ``storage.py`` and ``landscape``.
+This file holds the memory itself, ``patterns.py`` how a sweep sees its patterns. Some methods are defined in
+the file of their subject: ``retrieval.py``, ``nearest.py`` and ``storage.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,12 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import is_concrete
+from exptilt._support.transforms import is_concrete, version
 from exptilt.distributed.collectives import highest
 from exptilt.distributed.group import Group, Members, agree, refused_together
-from exptilt.memory import nearest as _nearest
+from exptilt.memory import nearest as sweeps
 from exptilt.memory import retrieval, storage
-from exptilt.memory.landscape import basins, margins, recall
-from exptilt.memory.landscape import metastable as _metastable
-from exptilt.memory.patterns import Block, Keys, as_patterns, as_tensor, check_state, extended
+from exptilt.memory.patterns import Keys, as_patterns, as_tensor, check_state, laid_out, measured
 from exptilt.memory.separation import Polynomial, Separation, Softmax
 from exptilt.memory.separation import separation as _separation
 from exptilt.memory.similarity import Similarity
@@ -83,11 +81,15 @@ class Hopfield:
         tensor([0.9990, 0.0000, 0.0000])
     """
 
-    blocks: tuple[Block, ...]
+    patterns: Tensor
     beta: Tensor
     similarity: Similarity
     rule: Separation
-    members: Members | None = None
+    measure: Tensor  # (..., N): the squared norm of each pattern; for cosine the norm
+    count: int  # N, how many patterns are stored, on all processes of the group
+    values: Tensor | None
+    members: Members | None
+    _versions: tuple[int, ...]
 
     def __init__(
         self,
@@ -100,73 +102,54 @@ class Hopfield:
         group: Group = None,
     ) -> None:
         with refused_together("Hopfield", group):
-            self._fill(patterns, beta, similarity, separation, values, group)
+            kind, rule = _similarity(similarity), _separation(separation)
+            if group is not None and not isinstance(rule, Softmax):
+                hint = "Pass separation='softmax', or all patterns to one process."
+                raise ArgumentError(f"Hopfield: with a group, separation is {separation!r}. {hint}")
+            if isinstance(rule, Polynomial) and similarity == "euclidean":
+                raise ArgumentError(
+                    "Hopfield: with similarity 'euclidean' no score is positive, and 'polynomial' weighs "
+                    "those that are. Pass another separation, or similarity 'dot' or 'cosine'."
+                )
+            x, v = as_patterns(patterns), None if values is None else as_tensor("values", values)
+            if v is not None and (v.shape[:-1] != x.shape[:-1] or v.device != x.device):
+                got = f"values are {tuple(v.shape)} on {v.device}, patterns {tuple(x.shape)} on {x.device}"
+                raise ArgumentError(f"Hopfield: {got}. Pass values (..., N, Dv), one row for each pattern.")
+            measure = measured(x, kind)
+            self.__dict__.update(patterns=x, values=v, similarity=kind, rule=rule, members=None)
+            self.__dict__.update(beta=_as_beta(beta, measure), measure=measure, count=x.shape[-2])
+            self.__dict__["_versions"] = self._present_versions()
         if group is not None:
-            block, members = self.blocks[0], Members("Hopfield", group)
-            (heads, N, *rest), v = (block.patterns.shape[:-2], *block.patterns.shape[-2:]), block.values
+            members = Members("Hopfield", group)
             facts = {
-                "the dimension and leading axes of patterns": (tuple(heads), *rest),
-                "the dtype of patterns": block.patterns.dtype,
+                "the dimension and leading axes of patterns": (self.lead, self.dimension),
+                "the dtype of patterns": x.dtype,
                 "the width and dtype of values": None if v is None else (v.shape[-1], v.dtype),
                 "similarity": similarity,
                 "beta": self.beta.tolist() if is_concrete(self.beta) else None,
             }
-            sizes = agree(members, "Hopfield", facts, count=N)
-            self.__dict__.update(members=members, _count=sum(sizes))
+            sizes = agree(members, "Hopfield", facts, count=self.count)
+            self.__dict__.update(members=members, count=sum(sizes))
 
-    def _fill(
-        self, patterns: Any, beta: Any, similarity: str, separation: Any, values: Any, group: Group
-    ) -> None:
-        kind, rule = _similarity(similarity), _separation(separation)
-        if group is not None and not isinstance(rule, Softmax):
-            hint = "Pass separation='softmax', or all patterns to one process."
-            raise ArgumentError(f"Hopfield: with a group, separation is {separation!r}. {hint}")
-        if isinstance(rule, Polynomial) and similarity == "euclidean":
-            raise ArgumentError(
-                "Hopfield: with similarity 'euclidean' no score is positive, and 'polynomial' weighs those "
-                "that are. Pass another separation, or similarity 'dot' or 'cosine'."
-            )
-        block = _block(patterns, values, kind)
-        beta = _as_beta(beta, block.measure)
-        self.__dict__.update(blocks=(block,), beta=beta, similarity=kind, rule=rule)
-
-    @property
-    def patterns(self) -> Tensor:
-        """All patterns ``(..., N, D)``; a copy if any were appended."""
-        return _joined([block.patterns for block in self.blocks], -2)
-
-    @property
-    def measure(self) -> Tensor:
-        """``(..., N)``: the squared norm of each pattern; for cosine the norm."""
-        return _joined([block.measure for block in self.blocks], -1)
-
-    @property
-    def values(self) -> Tensor | None:
-        """The value of each pattern, ``(..., N, Dv)``; None if the memory holds none."""
-        held = [block.values for block in self.blocks if block.values is not None]
-        return _joined(held, -2) if held else None
+    def _present_versions(self) -> tuple[int, ...]:
+        """How often torch has counted writes to the patterns and to the values."""
+        held = [x for x in (self.patterns, self.values) if x is not None]
+        return tuple(map(version, held)) if is_concrete(*held) else ()
 
     @property
     def lead(self) -> tuple[int, ...]:
         """The leading axes of the patterns."""
-        return tuple(self.blocks[0].patterns.shape[:-2])
+        return tuple(self.patterns.shape[:-2])
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that sums are taken in."""
-        return self.blocks[0].measure.dtype
-
-    @property
-    def count(self) -> int:
-        """N, how many patterns are stored, on all processes of the group."""
-        if self.members is not None:
-            return int(self.__dict__["_count"])
-        return sum(block.count for block in self.blocks)
+        return self.measure.dtype
 
     @property
     def dimension(self) -> int:
         """D, how many coordinates a pattern has."""
-        return self.blocks[0].patterns.shape[-1]
+        return self.patterns.shape[-1]
 
     @property
     def size(self) -> Tensor:
@@ -184,34 +167,25 @@ class Hopfield:
     @property
     def keys(self) -> Keys:
         """The patterns as `Keys` with an axis of heads; an error if they were written to."""
-        if any(block.changed for block in self.blocks):
+        now = self._present_versions()
+        if self._versions and now and now != self._versions:
             raise ArgumentError(
                 "Hopfield: the patterns or values were changed in place after the memory was made, so the "
                 "norms it keeps are out of date. Make a new memory, or give this one patterns.clone()."
             )
-        return Keys(self.blocks, self.similarity, members=self.members)
+        x, measure = (self.patterns, self.measure) if self.lead else (self.patterns[None], self.measure[None])
+        return Keys(x, measure, self.similarity, members=self.members)
 
     @property
     def reading(self) -> Keys:
         """The patterns as `Keys` that average values, if the memory holds any."""
-        return replace(self.keys, values=self.blocks[0].values is not None)
+        values = self.values
+        return replace(self.keys, values=values if self.lead or values is None else values[None])
 
     @property
     def head_beta(self) -> Tensor:
         """β ``(..., heads)``."""
         return self.beta if self.lead else self.beta.reshape(1)
-
-    def rows(self, state: Tensor) -> Tensor:
-        """States laid out for a sweep, in the dtype that sums are taken in.
-
-        Args:
-            state: ``(..., D)``.
-
-        Returns:
-            ``(..., heads, Q, D)``.
-        """
-        state = state.to(self.dtype)
-        return state if self.lead else state.reshape(1, -1, self.dimension)
 
     def energy(self, state: Tensor) -> Tensor:
         """The energy of each state, constants included: between 0 and 2M² on the hull of the patterns.
@@ -226,25 +200,13 @@ class Hopfield:
             ``(...)``, without the last axis of state.
         """
         check_state(self, state)
-        query, beta = self.similarity.query(self.rows(state)), self.head_beta
+        query, beta = self.similarity.query(laid_out(self, state)), self.head_beta
         potential = self.rule.read(self.keys, query, beta).potential
         reach = self.similarity.reach(self._largest[..., None]).reshape(beta.shape)
         own = query.square().sum(-1) / 2
         energy = own - potential + (reach / 2 - self.rule.uniform(self.count) / beta)[..., None]
         # E ≥ ½(‖ξ‖ − M)²: infinite where ½⟨ξ,ξ⟩ overflows, even if the potential overflows too
         return torch.where(own.isinf(), own, energy).reshape(state.shape[:-1])
-
-    def advance(self, rows: Tensor) -> Tensor:
-        """One step of states ``(..., heads, Q, D)``, unchecked.
-
-        Args:
-            rows: ``(..., heads, Q, D)``, as `rows` returns them.
-
-        Returns:
-            ``(..., heads, Q, D)``.
-        """
-        query = self.similarity.query(rows)
-        return self.similarity.settle(self.rule.read(self.keys, query, self.head_beta).average, query)
 
     def step(self, state: Tensor) -> Tensor:
         """One update of each state: the sum of the patterns under their weights.
@@ -256,7 +218,7 @@ class Hopfield:
             ``(..., D)``, as state; of norm 1 for cosine; NaN where β times a score overflows.
         """
         check_state(self, state)
-        rows = self.advance(self.rows(state))
+        rows = retrieval.advance(self, laid_out(self, state))
         shape = torch.broadcast_shapes(rows.shape, state.shape) if self.lead else state.shape
         return rows.reshape(shape).to(state.dtype)
 
@@ -276,22 +238,17 @@ class Hopfield:
             tensor([2.])
         """
         check_state(self, state)
-        held = self.blocks[0].values
+        held = self.values
         if held is None or not held.is_floating_point():
             got = "holds no values" if held is None else f"holds values of {held.dtype}, which have no mean"
             raise ArgumentError(f"Hopfield.read: the memory {got}. Pass floating-point values= to Hopfield.")
-        query = self.similarity.query(self.rows(state))
+        query = self.similarity.query(laid_out(self, state))
         found = self.rule.read(self.reading, query, self.head_beta).average
         return found.reshape(*state.shape[:-1], held.shape[-1])
 
     retrieve = retrieval.retrieve
-    nearest = _with_all_patterns(_nearest.nearest)
-    search_index = _with_all_patterns(_nearest.search_index)
-    separation = _with_all_patterns(margins.separation)
-    duplicates = _with_all_patterns(margins.duplicates)
-    basin = _with_all_patterns(basins.basin)
-    capacity = _with_all_patterns(recall.capacity)
-    metastable = _with_all_patterns(_metastable.metastable)
+    nearest = _with_all_patterns(sweeps.nearest)
+    separation = _with_all_patterns(sweeps.separation)
     save = _with_all_patterns(storage.save)
 
     @classmethod
@@ -299,32 +256,31 @@ class Hopfield:
         """The memory that a file holds; it retrieves the same, bit for bit. Needs the extra ``memory``.
 
         Args:
-            path: a file that `save` wrote; one that was cut or changed, or is of another kind, is refused.
+            path: a file that `save` wrote.
             mapped: leave patterns and values in the file and read them from there.
         """
         return cls(**storage.load(path, mapped=mapped))
 
     @_with_all_patterns
     def append(self, patterns: Any, values: Any = None) -> "Hopfield":
-        """A new memory with more patterns after the present ones, which are neither copied nor read.
+        """A new memory with more patterns after the present ones.
 
         Args:
             patterns: ``(..., n, D)`` or one ``(..., D)``; a tensor or numpy array, as for the constructor.
             values: ``(..., n, Dv)`` or one ``(..., Dv)``, if the memory holds values.
         """
-        x, v = (None if x is None else as_tensor("patterns", x) for x in (patterns, values))
-        if x is not None and x.ndim == len(self.lead) + 1:
-            x, v = x.unsqueeze(-2), None if v is None else v.unsqueeze(-2)
-        new = _block(x, v, self.similarity)
-        got, have = new.kind, self.blocks[0].kind
+        new = {"patterns": as_tensor("patterns", patterns)}
+        if values is not None:
+            new["values"] = as_tensor("values", values)
+        if new["patterns"].ndim == len(self.lead) + 1:
+            new = {name: x.unsqueeze(-2) for name, x in new.items()}
+        old = {"patterns": self.patterns} | ({} if self.values is None else {"values": self.values})
+        got, have = _kind(new), _kind(old)
         if got != have:
             wanted = "Only their number N may differ."
             raise ArgumentError(f"Hopfield.append: got {got}, the memory holds {have}. {wanted}")
-        made = object.__new__(Hopfield)
-        made.__dict__.update(
-            blocks=extended(self.blocks, new), beta=self.beta, similarity=self.similarity, rule=self.rule
-        )
-        return made
+        grown = {name: torch.cat([old[name], x], -2) for name, x in new.items()}
+        return self._with(**grown)
 
     add = append
 
@@ -332,23 +288,23 @@ class Hopfield:
         """A new memory without the patterns at `index`; the others keep their order.
 
         Args:
-            index: places of the patterns to remove, at least one; or booleans ``(N,)``, True for these.
+            index: places of the patterns to remove; or booleans ``(N,)``, True for these.
         """
-        if index is None:
-            raise ArgumentError("Hopfield.remove: index is None. Pass the places of the patterns that go.")
-        gone = margins.places(self, index, "Hopfield.remove")
-        keep = torch.ones(self.count, dtype=torch.bool, device=gone.device).index_fill(0, gone, False)
+        keep = torch.ones(self.count, dtype=torch.bool, device=self.patterns.device)
+        try:
+            at = torch.as_tensor(index, device=keep.device)
+            if not at.numel() or (at.dtype == torch.bool and at.shape != keep.shape):
+                raise IndexError
+            keep[at] = False
+        except (TypeError, ValueError, IndexError, RuntimeError):
+            wanted = f"Pass integers below {self.count}, the places of patterns, or {self.count} booleans."
+            raise ArgumentError(f"Hopfield.remove: index is {index!r}. {wanted}") from None
         values = None if self.values is None else self.values[..., keep, :]
-        return self.replaced(self.patterns[..., keep, :], values)
+        return self._with(self.patterns[..., keep, :], values)
 
     @_with_all_patterns
-    def replaced(self, patterns: Tensor, values: Tensor | None = None) -> "Hopfield":
-        """The same memory with other patterns.
-
-        Args:
-            patterns: ``(..., N, D)``.
-            values: ``(..., N, Dv)``; None for none.
-        """
+    def _with(self, patterns: Tensor, values: Tensor | None = None) -> "Hopfield":
+        """The same memory with other patterns."""
         return _again(patterns, self.beta, self.similarity.name, self.rule, values)
 
     @_with_all_patterns
@@ -356,17 +312,10 @@ class Hopfield:
         return _again, (self.patterns, self.beta, self.similarity.name, self.rule, self.values)
 
 
-def _block(patterns: Any, values: Any, kind: Similarity) -> Block:
-    """Patterns and values as a block, checked."""
-    x, v = as_patterns(patterns), None if values is None else as_tensor("values", values)
-    if v is not None and (v.shape[:-1] != x.shape[:-1] or v.device != x.device):
-        got = f"values are {tuple(v.shape)} on {v.device}, patterns {tuple(x.shape)} on {x.device}"
-        raise ArgumentError(f"Hopfield: {got}. Pass values (..., N, Dv), one row for each pattern.")
-    return Block.of(x, kind, v)
-
-
-def _joined(parts: list[Tensor], axis: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+def _kind(held: dict[str, Tensor]) -> str:
+    """Shapes without N, dtypes and devices as text."""
+    shapes = {name: ", ".join(map(str, (*x.shape[:-2], "N", x.shape[-1]))) for name, x in held.items()}
+    return " and ".join(f"{name} ({shapes[name]}) {x.dtype} on {x.device}" for name, x in held.items())
 
 
 def _as_beta(beta: Any, measure: Tensor) -> Tensor:

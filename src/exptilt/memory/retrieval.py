@@ -24,7 +24,7 @@ from exptilt._support.progress import track
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
 from exptilt.dynamics import fixed_point
-from exptilt.memory.patterns import check_state
+from exptilt.memory.patterns import check_state, laid_out
 
 if TYPE_CHECKING:
     from exptilt.memory.hopfield import Hopfield
@@ -72,7 +72,7 @@ def retrieve(
             strict=throw,
         )
 
-    learnt = (*(block.patterns for block in self.blocks), self.beta)
+    learnt = (self.patterns, self.beta)
     if not is_concrete(state, *learnt):
         return attached(state, max_steps, throw)
     solution = settle(self, state, tolerance, max_steps)
@@ -81,6 +81,12 @@ def retrieve(
     if torch.is_grad_enabled() and any(x.requires_grad for x in learnt):
         return replace(solution, value=attached(solution.value, 1, False).value)
     return solution
+
+
+def advance(memory: "Hopfield", rows: Tensor) -> Tensor:
+    """One step of states ``(..., heads, Q, D)``, unchecked."""
+    query = memory.similarity.query(rows)
+    return memory.similarity.settle(memory.rule.read(memory.keys, query, memory.head_beta).average, query)
 
 
 def _unit(memory: "Hopfield") -> Tensor:
@@ -97,7 +103,7 @@ def settle(
     A state whose step is NaN or infinite (β times a score overflows) ends where it stands. A progress bar
     counts the states that have ended.
     """
-    value, size = memory.rows(state).clone(), _unit(memory)
+    value, size = laid_out(memory, state).clone(), _unit(memory)
     residual = value.new_full(value.shape[:-1], torch.inf)
     code = torch.full_like(residual, Status.MAX_STEPS.code, dtype=torch.int8)
     trace: list[Tensor] = []
@@ -108,7 +114,7 @@ def settle(
         while moving.numel():
             current, last, before = value[..., moving, :], residual[..., moving], code[..., moving]
             live = before == Status.MAX_STEPS.code  # a state may have ended in one memory and move in another
-            new = memory.advance(current)
+            new = advance(memory, current)
             change = torch.where(new.isfinite().all(-1), (new - current).norm(dim=-1) / size, torch.nan)
             now = torch.where(change <= tolerance, Status.CONVERGED.code, before)
             now = torch.where(live, torch.where(change.isnan(), Status.NOT_FINITE.code, now), before)

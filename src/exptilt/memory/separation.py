@@ -55,6 +55,9 @@ class Separation(ABC):
         """
         return self._read(keys, query, beta)
 
+    @abstractmethod
+    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read: ...
+
     def uniform(self, count: int) -> float:
         """Ω of equal weights.
 
@@ -66,9 +69,6 @@ class Separation(ABC):
         if isinstance(self, Entmax):
             return (math.pow(count, 1 - self.alpha) - 1) / (self.alpha * (self.alpha - 1))
         return 0.0
-
-    @abstractmethod
-    def _read(self, keys: Keys, query: Tensor, beta: Tensor) -> Read: ...
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Polynomial(Separation):
             top = m
         alive = total != 0  # NaN (scores overflow) stays NaN
         norm = torch.where(alive, total, 1.0) ** (1 / n)
-        share = torch.where(alive, weight, 1.0) if keys.values else norm ** (n - 1)
+        share = torch.where(alive, weight, 1.0) if keys.values is not None else norm ** (n - 1)
         average = average / share[..., None]
         return Read(torch.where(alive[..., None], average, 0.0), torch.where(alive, top * norm, 0.0))
 

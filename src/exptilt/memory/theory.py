@@ -2,8 +2,6 @@ r"""Theorems on a softmax memory with dot products (Ramsauer et al. 2021).
 
 Patterns of norm at most M, N of them, with separations Δ_i:
 
-    stored      if  Δ_i ≥ 2/(βN) + β⁻¹ log(2(N−1)NβM²),  a fixed point lies within 1/(βNM) of x_i, and that
-                ball is drawn into it
     retrieval   one step from a state at distance r, or the fixed point itself:
                 error ≤ 2(N−1)M e^{−β(Δ_i − 2 max(r, r*)M)}
     capacity    random patterns on a sphere of radius K√(d−1): with probability 1 − p at least √p c^{(d−1)/4}
@@ -84,38 +82,6 @@ def storage_bound(
 def _exp(x: float) -> float:
     """e^x, or inf where that overflows."""
     return math.exp(x) if x < math.log(sys.float_info.max) else math.inf
-
-
-def separation_needed(count: int, *, beta: float, size: float) -> float:
-    """The separation from which a pattern is certain to be stored.
-
-    Args:
-        count: N, at least 2.
-        beta: inverse temperature.
-        size: M, the largest norm of a pattern.
-    """
-    number("separation_needed", "count", count, least=2)
-    log_beta = math.log(number("separation_needed", "beta", beta, above=0))
-    log_size = math.log(number("separation_needed", "size", size, above=0))
-    return (2 / count + math.log(2 * (count - 1) * count) + log_beta + 2 * log_size) / beta
-
-
-def guaranteed_radius(separation: Tensor, *, count: int, beta: float, size: float) -> Tensor:
-    """Radius of the ball proved to be drawn to the pattern's fixed point; 0 where none is proved.
-
-    Args:
-        separation: ``(...)``, Δ.
-        count: N.
-        beta: inverse temperature.
-        size: M.
-
-    Returns:
-        ``(...)``.
-    """
-    if count == 1:
-        return torch.full_like(separation, torch.inf)
-    stored = separation >= separation_needed(count, beta=beta, size=size)
-    return torch.where(stored, 1 / (beta * count * size), 0.0)
 
 
 def retrieval_error_bound(

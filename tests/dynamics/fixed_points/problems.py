@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 F64 = torch.float64
-SOLVERS = ("anderson", "picard", "broyden", "newton-krylov")
+SOLVERS = ("anderson", "picard")
 
 
 def generator(seed: int) -> torch.Generator:

@@ -50,7 +50,9 @@ def test_gmres_stops_at_the_first_space_that_is_large_enough(tolerance: float, v
     close(missed, (b - solution @ a.mT).norm(dim=-1), 1e-12)
 
 
-def test_gmres_restarts_zero_rows_and_exhausted_spaces() -> None:
+def test_gmres_restarts_zero_rows_and_exhausted_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(krylov, "_RESTART", 5)
+    monkeypatch.setattr(krylov, "_MAX_RESTARTS", 60)
     n = 24
     matrices = torch.stack(
         [
@@ -61,9 +63,7 @@ def test_gmres_restarts_zero_rows_and_exhausted_spaces() -> None:
     )
     right = torch.randn(3, n, dtype=F64, generator=generator(4))
     right[1] = 0
-    solution, missed = gmres(
-        operator(torch.eye(n, dtype=F64) - matrices, []), right, 1e-12, restart=5, max_restarts=60
-    )
+    solution, missed = gmres(operator(torch.eye(n, dtype=F64) - matrices, []), right, 1e-12)
     close(solution, torch.linalg.solve(matrices, right), 1e-10)
     assert (missed <= 1e-12 * right.norm(dim=-1)).all()
 
@@ -111,10 +111,8 @@ def test_gmres_of_slow_rotations(memory: int, monkeypatch: pytest.MonkeyPatch) -
         assert (
             len(calls) <= 30 + 1 + n + 1
         )  # a space of 30, which is swift here, a whole one, and a look at the residual after each
-        assert gmres(operator(matrices, []), right, 1e-10, grow=False)[1][0] > 0.01
     else:  # restarts go on as long as they bring something
         assert missed[0] < 0.5 * right[0].norm()
-        assert missed[0] < gmres(operator(matrices, []), right, 1e-10, grow=False)[1][0]
 
 
 def test_gmres_gives_up_in_time() -> None:

@@ -6,6 +6,7 @@ import torch
 from dynamics.fixed_points.problems import F64, SOLVERS, attention, close, contraction, generator, unrolled
 from exptilt._support.errors import ArgumentError, ConvergenceError
 from exptilt.dynamics import Status, fixed_point
+from exptilt.dynamics.fixed_points import solvers
 
 each = pytest.mark.parametrize("solver", SOLVERS)
 
@@ -44,10 +45,8 @@ def test_random_problems_over_solvers_and_options() -> None:
         def function(x, a=a, b=b):
             return torch.tanh(x @ a.mT) + b
 
-        solver = SOLVERS[trial % 4]
-        extra: dict[str, float] = (
-            {"damping": 0.7} if solver in ("anderson", "picard") and trial % 3 == 0 else {}
-        )
+        solver = SOLVERS[trial % 2]
+        extra: dict[str, float] = {"damping": 0.7} if trial % 3 == 0 else {}
         extra |= {"window": 1 + trial % 5} if solver != "picard" and trial % 3 == 1 else {}
         start = 10 * torch.randn(*batch, n, dtype=F64, generator=g)
         found = fixed_point(function, start, solver=solver, **extra)
@@ -66,17 +65,6 @@ def test_accelerated_solvers_need_fewer_steps(solver: str) -> None:
         assert int(found.steps) * 1.2 < int(picard.steps)
 
 
-def test_newton_is_quadratic_and_broyden_superlinear() -> None:
-    """Cos x: Newton's residual squares each step; Broyden's in one dimension is the secant rule, order
-    1.618.
-    """
-    newton = fixed_point(torch.cos, torch.zeros(1, dtype=F64), solver="newton-krylov").trace
-    assert int((newton < 1e-2).nonzero()[0]) + 3 >= len(newton)
-    broyden = fixed_point(torch.cos, torch.zeros(1, dtype=F64), solver="broyden").trace.log()
-    assert broyden[-2] < 1.4 * broyden[-3]
-    assert len(broyden) < 9
-
-
 def test_damping_tames_what_oscillates() -> None:
     """X ↦ −x + 2 oscillates for ever about 1; half steps land on it at once."""
     start = torch.tensor([0.3], dtype=F64)
@@ -89,22 +77,13 @@ def test_damping_tames_what_oscillates() -> None:
     assert int(found.steps) == 2
 
 
-def test_window_and_regularization_matter() -> None:
+def test_a_larger_window_needs_fewer_steps() -> None:
     a, b = contraction(30, 0.97, 5), torch.randn(1, 30, dtype=F64, generator=generator(5))
-    steps = {
-        (window, weight): int(
-            fixed_point(
-                lambda x: x @ a.mT + b,
-                torch.zeros(1, 30, dtype=F64),
-                window=window,
-                regularization=weight,
-                max_steps=2000,
-            ).steps
-        )
-        for window, weight in [(1, 0.0), (10, 0.0), (10, 10.0)]
-    }
-    assert steps[10, 0.0] < steps[1, 0.0]
-    assert steps[10, 0.0] < steps[10, 10.0]
+    few, many = (
+        fixed_point(lambda x: x @ a.mT + b, torch.zeros(1, 30, dtype=F64), window=w, max_steps=2000).steps
+        for w in (10, 1)
+    )
+    assert few < many
 
 
 @each
@@ -163,7 +142,7 @@ def test_the_default_scale_leaves_small_fixed_points_relative() -> None:
 
 
 @pytest.mark.parametrize("damping", [1.0, 0.5])
-def test_a_step_that_is_not_finite_becomes_picards(damping: float) -> None:
+def test_a_step_that_is_not_finite_becomes_picards(damping: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one dimension and without a ridge, the Gram matrix of two differences is singular.
 
     With s = x/2ω the residual is max(1 − s, 3/4 − s/2), and the first points are s = 0, 1/2 and 1, with
@@ -171,6 +150,7 @@ def test_a_step_that_is_not_finite_becomes_picards(damping: float) -> None:
     binary fractions, which no processor rounds: the matrix is singular to the last bit, and the fourth point
     can only be Picard's.
     """
+    monkeypatch.setattr(solvers, "_RIDGE", 0.0)
     seen = []
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -179,7 +159,7 @@ def test_a_step_that_is_not_finite_becomes_picards(damping: float) -> None:
         return x + torch.maximum(1 - s, 0.75 - s / 2)
 
     start = torch.zeros(1, dtype=F64)
-    found = fixed_point(function, start, regularization=0.0, window=2, damping=damping, tolerance=1e-12)
+    found = fixed_point(function, start, window=2, damping=damping, tolerance=1e-12)
     close(found.value, torch.tensor([3 * damping], dtype=F64))
     assert [float(x) / damping for x in seen[:4]] == [0, 1, 2, 2.25]
     assert torch.stack(seen).isfinite().all()
@@ -338,8 +318,6 @@ def test_bad_arguments_are_named() -> None:
         fixed_point(same, start, solver="newton")
     with pytest.raises(ArgumentError, match="window is not an option of the solver 'picard'"):
         fixed_point(same, start, solver="picard", window=3)
-    with pytest.raises(ArgumentError, match="damping is not an option"):
-        fixed_point(same, start, solver="broyden", damping=0.5)
     for wrong in (
         {"event_dims": 3},
         {"event_dims": -1},
@@ -362,7 +340,6 @@ def test_bad_arguments_are_named() -> None:
         {"order": True},
         {"max_steps": True},
         {"damping": "half"},
-        {"regularization": "none"},
         {"solver": 3},
         {"scale": torch.ones(3)},
         {"tolerance": 0.0},
@@ -370,7 +347,6 @@ def test_bad_arguments_are_named() -> None:
         {"damping": 0.0},
         {"damping": 1.5},
         {"window": 0},
-        {"regularization": -1.0},
     ):
         with pytest.raises(ArgumentError, match=next(iter(wrong))):
             fixed_point(same, start, **wrong)  # type: ignore[arg-type]
@@ -415,23 +391,21 @@ def scalar_problems(count: int, seed: int):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("solver", ["anderson", "broyden", "newton-krylov"])
-def test_a_thousand_scalar_problems(solver: str, seed: int) -> None:
-    """All are solved (Anderson's cubes once ran off, and it says so), and what is called solved is solved."""
+def test_a_thousand_scalar_problems(seed: int) -> None:
+    """All are solved (a cube once ran off, and it says so), and what is called solved is solved."""
     function, start = scalar_problems(1000, seed)
-    found = fixed_point(function, start, solver=solver, throw=False)
+    found = fixed_point(function, start, throw=False)
     solved = found.code == Status.CONVERGED.code
-    assert int((~solved).sum()) <= (solver == "anderson")
+    assert int((~solved).sum()) <= 1
     missed = (function(found.value) - found.value).abs().squeeze(-1)
     assert torch.equal(solved, missed <= 1e-12 * (1 + found.value.abs().squeeze(-1)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("solver", ["anderson", "broyden", "newton-krylov"])
-def test_a_drift_to_infinity_is_no_fixed_point(solver: str, dtype: torch.dtype) -> None:
+def test_a_drift_to_infinity_is_no_fixed_point(dtype: torch.dtype) -> None:
     """x + e^{−x} and x + 1/x have none, though their residuals vanish; x − x³ has one at 0."""
     start = torch.full((2, 1), 0.5, dtype=dtype)
     for function in (lambda x: x + torch.exp(-x), lambda x: x + 1 / x):
-        found = fixed_point(function, start, solver=solver, throw=False)
+        found = fixed_point(function, start, throw=False)
         assert found.status is Status.DIVERGED
-    assert fixed_point(lambda x: x - x**3, start, solver=solver).converged
+    assert fixed_point(lambda x: x - x**3, start).converged

@@ -93,7 +93,6 @@ def test_patterns_that_span_everything_bind_nothing(count):
     assert (memory.weight == 0).all()
     for update in ("asynchronous", "synchronous"):
         assert torch.equal(memory.retrieve(x, update=update).value, x)
-    assert classical_cliff([1.0], units=30, seeds=1, rule="pseudo_inverse").mean.tolist() == [1.0]
 
 
 def test_synchronous_updates_may_cycle():
@@ -128,7 +127,8 @@ def test_classical_cliff():
     assert 0.25 < after < 0.75
     assert far < 0.15
     assert found.overlap[0].min() > 0.99
-    assert classical_cliff([0.4], units=100, seeds=1, rule="pseudo_inverse").mean.tolist() == [1.0]
+    x = spins(40, 100)  # a load of 0.4, which the projection rule still recalls
+    assert torch.equal(ClassicalHopfield.pseudo_inverse(x).retrieve(x).value, x)
 
 
 def test_linear_attention_is_a_classical_memory():

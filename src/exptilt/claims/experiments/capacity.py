@@ -1,7 +1,7 @@
 r"""Exponential capacity, measured, beside the bound of theory.
 
 Random patterns on a sphere of radius K√(d−1). For each dimension d and seed, the largest number N of patterns
-is sought that are all recalled (``landscape/recall.py``): N is doubled until one is lost, then bisected; the
+is sought that are all recalled (`recalled`): N is doubled until one is lost, then bisected; the
 patterns of smaller N are the first of the larger. Means and intervals are of log N over seeds. Beside them
 stands √p c^{(d−1)/4} of ``theory.py``.
 
@@ -22,25 +22,18 @@ from torch import Tensor
 from exptilt._support.intervals import mean_interval
 from exptilt._support.progress import track
 from exptilt.memory.hopfield import Hopfield
-from exptilt.memory.landscape.recall import recall
+from exptilt.memory.retrieval import settle
 from exptilt.memory.theory import StorageBound, storage_bound
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many random patterns were all recalled, by dimension and seed.
-
-    Args:
-        dimensions: the dimensions d.
-        count: ``(d, seeds)``, the largest N found.
-        bounds: the bound of theory, by dimension.
-        limited: ``(d, seeds)`` booleans, where the search ended at `most` and the true number is larger.
-    """
+    """How many random patterns were all recalled, by dimension and seed, beside the bounds of theory."""
 
     dimensions: tuple[int, ...]
-    count: Tensor
+    count: Tensor  # (d, seeds), the largest N found
     bounds: tuple[StorageBound, ...]
-    limited: Tensor
+    limited: Tensor  # (d, seeds), where the search ended at `most` and the true number is larger
 
     @property
     def mean(self) -> Tensor:
@@ -86,6 +79,23 @@ def sphere(count: int, dimension: int, radius: float, generator: torch.Generator
     return radius * torch.nn.functional.normalize(x, dim=-1)
 
 
+@torch.no_grad()
+def recalled(memory: Hopfield, noise: float, generator: torch.Generator) -> bool:
+    """Whether retrieval from each pattern, plus noise, ends within 0.1 M of it and nearer to no other."""
+    x, M = memory.patterns, float(memory.size)
+    for part in x.split(1024):
+        start = part
+        if noise > 0:
+            kick = torch.randn(part.shape, dtype=part.dtype, generator=generator)
+            start = part + noise * M * kick / kick.norm(dim=-1, keepdim=True)
+        end = settle(memory, start, 1e-6, 200, show=False).value
+        error = (end - part).norm(dim=-1)
+        nearest = torch.cdist(end, x, compute_mode="donot_use_mm_for_euclid_dist").amin(-1)
+        if not bool(((error <= 0.1 * M) & (error <= nearest * (1 + 1e-6))).all()):
+            return False
+    return True
+
+
 def storage_capacity(
     dimensions: Sequence[int],
     *,
@@ -98,14 +108,8 @@ def storage_capacity(
 ) -> Capacity:
     """Measure how many random patterns can be stored, dimension by dimension.
 
-    Args:
-        dimensions: the dimensions d, two at least.
-        beta: inverse temperature.
-        radius: K; patterns lie on a sphere of radius K√(d−1).
-        noise: length of the random vector added to each cue, in units of M.
-        seeds: number of draws of patterns.
-        most: largest number of patterns tried.
-        seed: of the first draw.
+    Patterns lie on a sphere of radius K√(d−1), K = `radius`; each cue is a pattern plus a random vector of
+    length `noise`, in units of M; at most `most` patterns are tried.
 
     Example:
         >>> found = storage_capacity([4, 10], seeds=2)
@@ -119,8 +123,7 @@ def storage_capacity(
         patterns = sphere(most, d, radius * math.sqrt(d - 1), generator)
 
         def all_recalled(N: int, patterns: Tensor = patterns) -> bool:
-            kicks = torch.Generator().manual_seed(seed + N)
-            return recall(Hopfield(patterns[:N], beta), noise, 0.1, 1, 200, kicks, show=False).count == N
+            return recalled(Hopfield(patterns[:N], beta), noise, torch.Generator().manual_seed(seed + N))
 
         low, high = 1, 2
         while high < most and all_recalled(high):

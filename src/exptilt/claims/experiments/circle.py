@@ -33,25 +33,13 @@ from exptilt.dynamics.observe.clusters import clusters
 
 
 class MetastableCounts(NamedTuple):
-    """Cluster counts on the circle beside their prediction. S seeds.
+    """Clusters on the circle at one time, for S seeds; and growth of the ripples 1..K, measured and λ_k."""
 
-    Attributes:
-        beta: factor of the scores.
-        predicted: k*.
-        counts: ``(S,)``, clusters at the stated time.
-        time: when they were counted.
-        angles: ``(S, N)``, of the points at that time.
-        wave: ``(K,)``, wave numbers.
-        rate: ``(K,)``, measured growth of their ripples.
-        rate_theory: ``(K,)``, λ_k.
-    """
-
-    beta: float
-    predicted: int
-    counts: Tensor
+    predicted: int  # the wave number that grows fastest
+    counts: Tensor  # (S,)
     time: float
-    angles: Tensor
-    wave: Tensor
+    angles: Tensor  # (S, N)
+    wave: Tensor  # (K,)
     rate: Tensor
     rate_theory: Tensor
 
@@ -82,16 +70,9 @@ def metastable_counts(
     step: float = 0.25,
     seed: int = 0,
 ) -> MetastableCounts:
-    """Count the clusters that points on the circle form.
+    """Count the clusters that `count` points on the circle form until `time`.
 
-    Args:
-        beta: factor of the scores, > 0.
-        count: N, how many points.
-        noise: standard deviation of the angles around an even spacing; None draws the angles at random.
-        seeds: number of runs.
-        time: when to count, rounded to whole steps.
-        step: size of a step.
-        seed: of the draws.
+    `noise` is the standard deviation of the angles around an even spacing; None draws the angles at random.
 
     Example:
         >>> found = metastable_counts(count=100, seeds=2, step=0.5)
@@ -112,7 +93,7 @@ def metastable_counts(
     largest = max(4, math.ceil(2 * math.sqrt(beta)) + 2)
     theory = growth_rates(beta, largest)
     return MetastableCounts(
-        *(beta, int(theory.argmax()) + 1, clusters(last, tolerance=0.1).count, steps * step),
+        *(int(theory.argmax()) + 1, clusters(last, tolerance=0.1).count, steps * step),
         *(torch.atan2(last[..., 1], last[..., 0]), torch.arange(1, largest + 1)),
         *(_measured_rates(beta, largest), theory),
     )

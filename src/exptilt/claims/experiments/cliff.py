@@ -8,7 +8,7 @@ network the jump is smeared out: some patterns are recalled above α_c, some los
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +19,8 @@ from exptilt.memory.binary.classical import ClassicalHopfield
 RECALLED = 0.9  # the overlap above which a pattern counts as recalled
 
 
-@dataclass(frozen=True)
-class Cliff:
-    """Recall by load and seed.
-
-    Args:
-        loads: P/N.
-        fraction: ``(loads, seeds)``, the share of patterns recalled.
-        overlap: ``(loads, seeds)``, the mean overlap.
-    """
+class Cliff(NamedTuple):
+    """Share of the patterns recalled and mean overlap, ``(loads, seeds)`` each."""
 
     loads: tuple[float, ...]
     fraction: Tensor
@@ -44,26 +37,16 @@ def classical_cliff(
     *,
     units: int = 1000,
     seeds: int = 3,
-    rule: str = "hebbian",
     seed: int = 0,
 ) -> Cliff:
-    """Measure the share of random ±1 patterns that a network recalls when started at them.
-
-    Args:
-        loads: P/N, how many patterns for each unit.
-        units: N.
-        seeds: networks for each load.
-        rule: ``hebbian`` or ``pseudo_inverse``.
-        seed: of the first network.
-    """
+    """Share of random ±1 patterns that Hebbian networks recall when started at them, by load P/N."""
     fraction = torch.zeros(len(loads), seeds, dtype=torch.float64)
     overlap = torch.zeros_like(fraction)
     for i, j in track([(i, j) for i in range(len(loads)) for j in range(seeds)], "cliff"):
         generator = torch.Generator().manual_seed(seed + 1000 * i + j)
         shape = (max(1, round(loads[i] * units)), units)
         x = torch.randint(0, 2, shape, generator=generator).double() * 2 - 1
-        network = getattr(ClassicalHopfield, rule)(x)
-        end = network.retrieve(x, throw=False, generator=generator).value
+        end = ClassicalHopfield.hebbian(x).retrieve(x, throw=False, generator=generator).value
         m = (end * x).mean(-1)
         fraction[i, j], overlap[i, j] = (m > RECALLED).double().mean(), m.mean()
     return Cliff(tuple(loads), fraction, overlap)

@@ -19,36 +19,19 @@ from exptilt.families.numerics.hull import nearest_in_hull
 
 
 class DivergenceRate(NamedTuple):
-    """Measured growth beside its theory. N points, M patterns.
+    """Measured growth of N points beside its theory."""
 
-    Attributes:
-        lengths: ``(steps + 1, N)``, ‖η‖ with patterns held still.
-        error: ``(N,)``, relative difference between the growth of the length in a step, mean over the last
-            quarter of the run, and the length of the pattern along which the point goes.
-        pattern: ``(N,)``, the place of that pattern.
-        extreme: ``(N,)``, how far that pattern is from the hull of the others, 0 if it is not an extreme
-            point.
-        moving_factor: growth of the root mean square length at the last step when the patterns move along.
-    """
-
-    lengths: Tensor
-    error: Tensor
-    pattern: Tensor
-    extreme: Tensor
-    moving_factor: float
+    lengths: Tensor  # (steps + 1, N), with patterns held still
+    error: Tensor  # (N,), of the growth in a step, mean of the last quarter, relative to the pattern's length
+    pattern: Tensor  # (N,), the place of the pattern along which the point goes
+    extreme: Tensor  # (N,), its distance from the hull of the others: 0 if it is not an extreme point
+    moving_factor: float  # growth of the root mean square length at the last step, patterns moving along
 
 
 def divergence_rate(
     *, count: int = 200, patterns: int = 50, dimension: int = 3, steps: int = 400, seed: int = 0
 ) -> DivergenceRate:
-    """Measure how fast points diverge without a renormaliser.
-
-    Args:
-        count: how many points.
-        patterns: how many patterns, at least two, drawn from a standard Gaussian like the points.
-        dimension: of both.
-        steps: number of steps.
-        seed: of the draws.
+    """Measure how fast Gaussian points diverge without a renormaliser, over Gaussian patterns.
 
     Example:
         >>> found = divergence_rate()

@@ -10,9 +10,8 @@ other with a = e^{βγ}/Z, Z = e^β + (n−1)e^{βγ}. With m_i = Σ_j A_ij x_j 
 
 The cosines stay equal, and γ goes to 1: one cluster. This is the equation of Geshkovski, Letrouit,
 Polyanskiy and Rigollet, "A mathematical perspective on transformers" (section 6), derived here again.
-Random points in high dimension have cosines near 0, so they follow it from γ = 0 up to about 1/√dimension.
 `equal_cosine` compares the simulator with the equation: orthogonal points must agree to the solver's
-tolerance, random ones the better the higher the dimension, steps of size h up to O(h).
+tolerance, steps of size h up to O(h).
 """
 
 from typing import NamedTuple
@@ -26,21 +25,12 @@ from exptilt.dynamics.flow import Flow
 
 
 class EqualCosine(NamedTuple):
-    """Mean cosine by time: theory, continuous flow, flow in steps, and random points.
-
-    Attributes:
-        time: ``(T,)``.
-        theory: ``(T,)``, γ of the equation.
-        continuous: ``(T,)``, of orthogonal points under `Flow.ode`.
-        stepped: ``(T,)``, of orthogonal points under `Flow.run` with small steps.
-        random: ``(len(dimensions), T)``, of random points under `Flow.ode`.
-    """
+    """Mean cosine by time ``(T,)``: of the equation, of the continuous flow, and of the flow in steps."""
 
     time: Tensor
     theory: Tensor
     continuous: Tensor
     stepped: Tensor
-    random: Tensor
 
     @property
     def continuous_error(self) -> float:
@@ -54,40 +44,18 @@ class EqualCosine(NamedTuple):
 
 
 def cosine_rate(cosine: float, *, count: int, beta: float) -> float:
-    """The derivative γ' by the equation above, of n = `count` points.
-
-    Args:
-        cosine: γ.
-        count: n.
-        beta: β.
-    """
+    """The derivative γ' by the equation above, of `count` points."""
     other = np.exp(beta * (cosine - 1))  # e^{βγ}/e^β
     return float(2 * other * (1 - cosine) * ((count - 1) * cosine + 1) / (1 + (count - 1) * other))
 
 
 def equal_cosine(
-    *,
-    count: int = 32,
-    beta: float = 1.0,
-    time: float = 8.0,
-    samples: int = 81,
-    substeps: int = 10,
-    dimensions: tuple[int, ...] = (64, 1024),
-    seed: int = 0,
+    *, count: int = 32, beta: float = 1.0, time: float = 8.0, samples: int = 81, substeps: int = 10
 ) -> EqualCosine:
-    """Compare the simulator with the equation for equal cosines.
-
-    Args:
-        count: n, how many points, at least two.
-        beta: factor of the scores.
-        time: when to end.
-        samples: number of times at which to compare.
-        substeps: steps of the discrete flow between two samples.
-        dimensions: of the random points.
-        seed: of the draws.
+    """Compare the simulator with the equation, with `substeps` of the discrete flow between two samples.
 
     Example:
-        >>> found = equal_cosine(count=8, time=4.0, samples=21, dimensions=(16,))
+        >>> found = equal_cosine(count=8, time=4.0, samples=21)
         >>> found.continuous_error < 1e-6
         True
     """
@@ -98,17 +66,12 @@ def equal_cosine(
         rtol=1e-12,
         atol=1e-14,
     )
+    orthogonal, total = torch.eye(count, dtype=torch.float64), (samples - 1) * substeps
+    smooth = Flow("sphere", beta=beta).ode(
+        orthogonal, time, samples=samples, keep="last", rtol=1e-9, atol=1e-11, progress=False
+    )
+    steps = Flow("sphere", beta=beta, step=time / total).run(
+        orthogonal, total, keep="last", measure_every=substeps, progress=False
+    )
     theory = torch.from_numpy(solved.y[0])
-    flow, orthogonal = Flow("sphere", beta=beta), torch.eye(count, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-
-    def followed(start: Tensor, rtol: float = 1e-6, atol: float = 1e-8) -> Tensor:
-        path = flow.ode(start, time, samples=samples, keep="last", rtol=rtol, atol=atol, progress=False)
-        return path.mean_cosine
-
-    continuous = followed(orthogonal, 1e-9, 1e-11)
-    steps, total = Flow("sphere", beta=beta, step=time / (samples - 1) / substeps), (samples - 1) * substeps
-    stepped = steps.run(orthogonal, total, keep="last", measure_every=substeps, progress=False).mean_cosine
-    draws = [torch.randn(count, d, dtype=torch.float64, generator=generator) for d in dimensions]
-    stack = torch.stack([followed(x) for x in draws]) if draws else theory.new_empty(0, samples)
-    return EqualCosine(torch.from_numpy(times), theory, continuous, stepped, stack)
+    return EqualCosine(torch.from_numpy(times), theory, smooth.mean_cosine, steps.mean_cosine)

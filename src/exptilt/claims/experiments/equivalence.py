@@ -15,7 +15,7 @@ Each check below computes both sides by different routes and returns them.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,14 +26,8 @@ from exptilt.memory.binary.boltzmann import RestrictedBoltzmann, hopfield_to_bol
 from exptilt.memory.binary.classical import ClassicalHopfield, spins
 
 
-@dataclass(frozen=True)
-class Equivalence:
-    """Two sides of an equation, computed by different routes.
-
-    Args:
-        left: ``(...)``.
-        right: ``(...)``.
-    """
+class Equivalence(NamedTuple):
+    """Two sides of an equation ``(...)``, computed by different routes."""
 
     left: Tensor
     right: Tensor
@@ -73,12 +67,7 @@ def _pair(what: str, patterns: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def boltzmann_check(patterns: Tensor, state: Tensor, *, beta: float = 1.0) -> Equivalence:
-    """Numerically integrated Gaussian units (left) against the Hebbian energy (right).
-
-    Args:
-        patterns: ``(P, N)`` of ±1.
-        state: ``(..., N)`` of ±1.
-        beta: inverse temperature.
+    """Numerically integrated Gaussian units (left) against the Hebbian energy (right) at states ``(..., N)``.
 
     Example:
         >>> x = torch.randint(0, 2, (6, 5, 12), generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -92,26 +81,12 @@ def boltzmann_check(patterns: Tensor, state: Tensor, *, beta: float = 1.0) -> Eq
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention without exponential and normalizer, computed from the matrix Σ_n k_n v_n'.
-
-    Args:
-        query: ``(..., Q, D)``.
-        key: ``(..., N, D)``.
-        value: ``(..., N, Dv)``.
-
-    Returns:
-        ``(..., Q, Dv)``: Σ_n ⟨k_n, q⟩ v_n.
-    """
+    """Attention without exponential and normalizer: Σ_n ⟨k_n, q⟩ v_n, from the matrix Σ_n k_n v_n'."""
     return query @ (key.mT @ value)
 
 
 def linear_attention_check(patterns: Tensor, state: Tensor) -> Equivalence:
-    """A step of linear attention less its diagonal (left) against a step of the Hebbian network (right).
-
-    Args:
-        patterns: ``(P, N)`` of ±1.
-        state: ``(..., N)`` of ±1.
-    """
+    """A step of linear attention less its diagonal (left) against a step of the Hebbian network (right)."""
     x, s = _pair("linear_attention_check", patterns, state)
     field = linear_attention(s[..., None, :], x, x)[..., 0, :] - len(x) * s  # whole numbers: exact
     return Equivalence(torch.where(field == 0, s, field.sign()), ClassicalHopfield.hebbian(x).step(s))

@@ -22,16 +22,7 @@ from exptilt.dynamics.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a sweep, and the measured path of its points.
-
-    Attributes:
-        count: N, how many points.
-        dimension: D.
-        beta: factor of the scores.
-        start: the law of the start.
-        renormalizer: its name.
-        path: measurements of T steps and S seeds, each ``(T, S)``.
-    """
+    """One setting of a sweep: N points in D dimensions; its path has measurements of T steps and S seeds."""
 
     count: int
     dimension: int
@@ -58,18 +49,7 @@ def equilibrium_sweep(
     measure_every: int = 5,
     seed: int = 0,
 ) -> tuple[Setting, ...]:
-    """Run flows of moving points over all combinations of settings.
-
-    Args:
-        counts: N.
-        dimensions: D.
-        betas: factors of the scores.
-        starts: laws of independent coordinates with variance 1: gaussian, laplace, uniform or bimodal.
-        renormalizers: names as in `Flow`.
-        seeds: number of runs of each setting.
-        steps: of each run.
-        measure_every: steps between measurements.
-        seed: of all draws.
+    """Run flows of moving points over all combinations of settings; `starts` are names of `STARTS`.
 
     Example:
         >>> found = equilibrium_sweep(

@@ -27,35 +27,20 @@ from exptilt.families import Gaussian
 
 
 class TheoremOneRow(NamedTuple):
-    """One start under one renormaliser.
-
-    Attributes:
-        start: name of the start.
-        renormalizer: name of the renormaliser.
-        mean_error: by step from 0, distance of the mean from Σ⁻¹μ, relative to the root mean square length of
-            N(Σ⁻¹μ, Σ⁻¹), which is √(‖Σ⁻¹μ‖² + tr Σ⁻¹).
-        covariance_error: by step, Frobenius distance of the covariance from Σ⁻¹, relative to the norm of Σ⁻¹.
-        gaussian_p: by step, the least of the three p-values of Gaussianity, times three.
-        drift: by step from 1, root mean square distance the points moved, relative to their root mean
-            square length.
-    """
+    """One start under one renormaliser, step by step: from 0, and the drift from 1."""
 
     start: str
     renormalizer: str
-    mean_error: tuple[float, ...]
-    covariance_error: tuple[float, ...]
-    gaussian_p: tuple[float, ...]
-    drift: tuple[float, ...]
+    mean_error: tuple[
+        float, ...
+    ]  # from Σ⁻¹μ, over the root mean square length √(‖Σ⁻¹μ‖² + tr Σ⁻¹) of the law
+    covariance_error: tuple[float, ...]  # Frobenius distance from Σ⁻¹, over the norm of Σ⁻¹
+    gaussian_p: tuple[float, ...]  # the least of the three p-values of Gaussianity, times three
+    drift: tuple[float, ...]  # root mean square distance the points moved, over their root mean square length
 
 
 class TheoremOne(NamedTuple):
-    """The results of every start under every renormaliser.
-
-    Attributes:
-        mean: ``(D,)``, Σ⁻¹μ.
-        covariance: ``(D, D)``, Σ⁻¹.
-        rows: one for each start and renormaliser.
-    """
+    """Σ⁻¹μ, Σ⁻¹, and the results of every start under every renormaliser."""
 
     mean: Tensor
     covariance: Tensor
@@ -72,11 +57,6 @@ def theorem_one(*, count: int = 2000, steps: int = 6, seed: int = 0) -> TheoremO
     The starts are "fixed point", a sample of N(Σ⁻¹μ, Σ⁻¹), and "gaussian", "laplace" and "bimodal" as in
     `equilibrium_sweep`; the renormalisers "whiten", which sets the mean and covariance of the theorem,
     "batch" and "layer".
-
-    Args:
-        count: how many points.
-        steps: how many.
-        seed: of the draws.
 
     Example:
         >>> found = theorem_one()

@@ -1,8 +1,9 @@
 r"""An encoder–decoder that reverses strings of digits: its cross-attention as a Hopfield network (C3).
 
-The decoder's cross-attention reads keys of what the encoder left: patterns that no layer of the decoder
+The decoder's cross-attention reads keys of the encoder's output: patterns that no layer of the decoder
 moves, which is Hopfield's condition. Its self-attention reads its own states, which every layer moves. Each
-head is put to the library's `Hopfield`, with the keys as patterns and the query as the state.
+head is put to the library's `Hopfield`, with the keys as patterns and the query as the state. The weights
+come with the package; ``examples/train_small_models.py`` made them.
 """
 
 from functools import lru_cache
@@ -11,13 +12,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from exptilt._support.progress import track
-from exptilt.claims.small_models import History, drawn, trained
+from exptilt.claims.small_models import drawn, trained
 from exptilt.memory import Hopfield
 
-DIGITS, LENGTH, WIDTH, HEADS, STEPS, BATCH = 10, 8, 32, 2, 1500, 128
+DIGITS, LENGTH, WIDTH, HEADS = 10, 8, 32, 2
 KEPT = Path(__file__).parent / "kept" / "crossing.npz"
 
 
@@ -43,33 +42,18 @@ class Reverser(nn.Module):
         return scores
 
 
-def _strings(count: int, generator: torch.Generator) -> Tensor:
+def strings(count: int, generator: torch.Generator) -> Tensor:
+    """Random strings of digits, ``(count, LENGTH)``."""
     return torch.randint(DIGITS, (count, LENGTH), generator=generator)
 
 
-def _train(model: Reverser) -> History:
-    generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=STEPS)
-    losses = []
-    for _ in track(range(STEPS), "reversing digits"):
-        given = _strings(BATCH, generator)
-        loss = cross_entropy(model(given, given.flip(1)).flatten(0, 1), given.flip(1).flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-    return {"loss": losses[:: STEPS // 10]}
-
-
-def load(*, before: bool = False, full: bool = False) -> Reverser:
+def load(*, before: bool = False) -> Reverser:
     """The trained model, or the same one before training."""
-    return drawn(Reverser) if before else trained(Reverser, _train, KEPT, full=full)[0]
+    return drawn(Reverser) if before else trained(Reverser, KEPT)[0]
 
 
 @lru_cache(maxsize=8)
-def measured(before: bool, full: bool, seed: int) -> dict[str, float]:
+def measured(before: bool, seed: int) -> dict[str, float]:
     """Measurements of a model's heads on strings it has not seen.
 
     Returns:
@@ -80,7 +64,7 @@ def measured(before: bool, full: bool, seed: int) -> dict[str, float]:
         still: the largest change of the patterns between the decoder's layers, cross-attention.
         moves: the same in self-attention, relative to their size.
     """
-    model, given = load(before=before, full=full), _strings(100, torch.Generator().manual_seed(seed + 1))
+    model, given = load(before=before), strings(100, torch.Generator().manual_seed(seed + 1))
     seen: dict[str, list[tuple[Tensor, Tensor, Any]]] = {"self": [], "cross": []}
     hooks = []
     for layer in model.body.decoder.layers:

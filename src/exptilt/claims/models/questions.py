@@ -1,8 +1,7 @@
-"""A15, C5, E7, E10, F1 to F3, F6 and F7: what trained transformers say, each beside the same one with
-random weights.
+"""A15, C5, E7, E10, F1 to F3, F6 and F7: questions to trained transformers.
 
-What a yes needs was written down first, in ``kept/predictions.json``. A number that passes with random
-weights, too, says nothing about training, and does not count.
+The bounds for a yes were written down first, in ``kept/predictions.json``. Every number is also measured on
+the same model with random weights: one that passes there too says nothing about training, and does not count.
 """
 
 import json
@@ -94,7 +93,7 @@ def asked(
 
 
 def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
-    """Numbers of a trained model against the bounds, those of the control beside them."""
+    """Numbers of a trained model against the bounds, and those of the control as notes."""
     answer = _ANSWERS[id]
     found, control = answer(trained, random), answer(random, random)
     bounds = predictions()["bounds"][id]
@@ -119,7 +118,7 @@ def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
 
 
 def elsewhere(id: str) -> Iterator[Check]:
-    """Whether the kept numbers of models that were asked after the bounds were set keep them all."""
+    """Share of the models measured after the bounds were set that keep all bounds, by the kept numbers."""
     pairs = _kept_pairs()
     checks = [list(judged(id, *pair)) for m, pair in pairs.items() if m not in predictions()["seen"]]
     needed = [sum(c.role == "measured" and c.passed for c in some) for some in checks]
@@ -477,8 +476,8 @@ def expansion(one: Profile, random: Profile) -> Numbers:
 
     Experiment:
         Geometric mean over tokens of the factor by which attention's write changes the length of a hidden
-        state, block by block; and what is left of the change of a whole block when those of attention and of
-        the MLP are taken off, which is what norms do to the stream itself.
+        state, block by block; and the factor of a whole block over those of attention and of the MLP, which
+        is what norms do to the stream itself.
 
     Example:
         >>> found = xt.claims.find("F6").run({"tokens": 128})

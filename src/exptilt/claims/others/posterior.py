@@ -3,7 +3,8 @@ r"""A small transformer trained on a hidden Markov chain, held against `xt.switc
 A chain whose modes say symbols by a table E is a switching model: let symbol y be the unit vector e_y, and
 let mode i say vectors by N(d_i, I). Then log p(e_y | i) = ⟨d_i, e_y⟩ − ½‖d_i‖² up to what is the same for all
 modes, which is log E_iy if d_i = log E_i + c_i with c_i − ½‖log E_i + c_i‖² the same for all. No state is
-observed, so that GPB2 loses nothing: its mode probabilities are exact.
+observed, so that GPB2 loses nothing: its mode probabilities are exact. The transformer's weights come with
+the package; ``examples/train_small_models.py`` made them.
 """
 
 import math
@@ -13,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
-from exptilt._support.progress import track
 from exptilt.claims.small_models import History, drawn, trained
 from exptilt.switching import SwitchingLinearGaussian
 
-LENGTH, WIDTH, BATCH, STEPS = 32, 32, 128, 2400
+LENGTH, WIDTH = 32, 32
 KEPT = Path(__file__).parent / "posterior.npz"
 
 
@@ -35,12 +35,8 @@ def chain() -> Chain:
     return Chain(np.array([[0.95, 0.05], [0.1, 0.9]]), np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]))
 
 
-def draws(count: int, seed: int) -> Tensor:
+def draws(count: int, generator: torch.Generator) -> Tensor:
     """Series of symbols, ``(count, LENGTH)``."""
-    return _draws(count, torch.Generator().manual_seed(seed))
-
-
-def _draws(count: int, generator: torch.Generator) -> Tensor:
     P, E = (torch.from_numpy(x) for x in chain())
     state = torch.randint(2, (count,), generator=generator)
     seen = []
@@ -79,7 +75,9 @@ def divergence(truth: Tensor, said: Tensor) -> float:
     return float((truth * (truth.log() - said)).sum(-1).mean()) / math.log(2)
 
 
-class _Model(nn.Module):
+class Model(nn.Module):
+    """Two layers that say the next symbol."""
+
     def __init__(self) -> None:
         super().__init__()
         self.symbol, self.place = nn.Embedding(3, WIDTH), nn.Parameter(0.1 * torch.randn(LENGTH, WIDTH))
@@ -90,31 +88,11 @@ class _Model(nn.Module):
         self.out = nn.Linear(WIDTH, 3)
 
     def forward(self, symbols: Tensor) -> Tensor:
+        """Scores of the next symbol at every place, ``(series, n, 3)``."""
         n = symbols.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(n)
         scores: Tensor = self.out(self.body(self.symbol(symbols) + self.place[:n], mask=mask, is_causal=True))
         return scores
-
-
-def _train(model: _Model) -> History:
-    """Train, and note the divergence from the exact posterior in bits, eight times on the way."""
-    generator = torch.Generator().manual_seed(0)
-    test = draws(2000, 1)
-    truth = exact(test)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-    at, bits = [], []
-    for step in track(range(1, STEPS + 1), "hidden chain"):
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, step / 100) * 0.5 * (1.02 + math.cos(math.pi * step / STEPS))
-        given = _draws(BATCH, generator)
-        loss = cross_entropy(model(given[:, :-1]).flatten(0, 1), given[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % (STEPS // 8) == 0:
-            at.append(step)
-            bits.append(divergence(truth, predicted(model, test)))
-    return {"steps": at, "bits": bits}
 
 
 def predicted(model: nn.Module, symbols: Tensor) -> Tensor:
@@ -124,7 +102,7 @@ def predicted(model: nn.Module, symbols: Tensor) -> Tensor:
     return said
 
 
-def models(full: bool) -> tuple[nn.Module, nn.Module, History]:
+def models() -> tuple[nn.Module, nn.Module, History]:
     """The trained model, the same one before training, and the history of its training."""
-    model, history = trained(_Model, _train, KEPT, full=full)
-    return model, drawn(_Model), history
+    model, history = trained(Model, KEPT)
+    return model, drawn(Model), history

@@ -126,7 +126,7 @@ def lipschitz(seed: int, *, entries: Annotated[int, Between(2, 1000)] = 20) -> F
     question=True,
     seeds=1,
 )
-def hidden_chain(seed: int, *, full: Annotated[int, Between(0, 1)] = 0) -> Findings:
+def hidden_chain(seed: int) -> Findings:
     """Small transformers trained on draws of a hidden Markov model are said to predict as its exact posterior
     does, to 10⁻³ or 10⁻⁴ of a bit. The exact posterior is that of `xt.switching`: a model whose modes say
     symbols, which GPB2 filters without loss.
@@ -135,15 +135,15 @@ def hidden_chain(seed: int, *, full: Annotated[int, Between(0, 1)] = 0) -> Findi
         Two layers trained to predict the next of three symbols of a chain with two hidden states; its
         predictions on new sequences against those of the library's filter: the mean divergence in bits,
         beside that of the same model before training, and of one that knows the frequencies of pairs alone.
-        The weights come with the package; --full trains again, for a minute or two.
+        The weights come with the package; `examples/train_small_models.py` trains again.
 
     Example:
         >>> from exptilt.claims.others.posterior import draws, exact
-        >>> print(exact(draws(5, seed=0)).shape)
+        >>> print(exact(draws(5, torch.Generator())).shape)
         torch.Size([5, 31, 3])
     """
-    model, before, history = posterior.models(bool(full))
-    symbols = posterior.draws(1000, seed + 2)
+    model, before, history = posterior.models()
+    symbols = posterior.draws(1000, torch.Generator().manual_seed(seed + 2))
     truth = posterior.exact(symbols)
     pairs = torch.stack([truth[symbols[:, :-1] == y].mean(0) for y in range(3)])[symbols[:, :-1]]
     bits, untrained, by_pairs = (

@@ -3,8 +3,7 @@ r"""A layer iterated to its fixed point, as a module.
     z = f_θ(z, x),      y = z
 
 the equilibrium (THEORY B6) of a layer with input injection: infinitely many layers that share their
-weights, at the memory of two. Gradients of θ and x are the implicit ones of ``implicit.py``, or truncated
-ones.
+weights, at the memory of two. Gradients of θ and x are the implicit ones of ``implicit.py``.
 """
 
 from dataclasses import replace
@@ -34,17 +33,13 @@ class Equilibrium(nn.Module):
         max_steps: most evaluations of `module`.
         event_dims: how many of the last axes of z make up one sample, whose parts may influence each other;
             2 for ``(batch, token, dim)``.
-        damping: of Picard and Anderson.
-        window: of all solvers but Picard.
-        regularization: of Anderson.
+        damping: ω.
+        window: of Anderson.
         order: highest order of exact derivatives.
         scale: a number, or a tensor that broadcasts to ``(...)``: the unit of the residuals of small states.
         throw: raise where a sample does not converge. If False, `solution` has the status, and gradients
             are taken at the point where the solver stopped.
         strict: raise where a derivative does not exist. Default: as throw.
-        phantom_steps: number of damped steps from the equilibrium to differentiate through, instead of
-            implicitly.
-        phantom_damping: of the phantom steps.
 
     Example:
         >>> import torch
@@ -67,13 +62,10 @@ class Equilibrium(nn.Module):
         event_dims: int = 1,
         damping: float | None = None,
         window: int | None = None,
-        regularization: float | None = None,
         order: int = 2,
         scale: float | Tensor | None = None,
         throw: bool = True,
         strict: bool | None = None,
-        phantom_steps: int | None = None,
-        phantom_damping: float | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             kind = type(module).__name__
@@ -83,8 +75,8 @@ class Equilibrium(nn.Module):
         super().__init__()
         self.module = module
         self.options = Options(
-            *("Equilibrium", solver, tolerance, max_steps, event_dims, damping, window, regularization),
-            *(order, scale, throw, strict, phantom_steps, phantom_damping),
+            *("Equilibrium", solver, tolerance, max_steps, event_dims, damping, window),
+            *(order, scale, throw, strict),
         )
         self._solution: Solution[Tensor] | None = None
         self.register_state_dict_post_hook(_without_prefix)  # type: ignore[no-untyped-call]

@@ -16,8 +16,7 @@ backward. They are as good as the solver's answer: its error enters them linearl
 
 Nothing but f and the linear map S is in (∗), so autograd and `torch.func` do the rest once S has its rules:
 S is constant, so its forward derivative is S and its backward derivative is Sᵀ. A gradient therefore costs
-one solve with I − Jᵀ; memory holds `order` evaluations of f and not the solver's steps. The first of these
-evaluations is the solver's last, where that could be recorded.
+one solve with I − Jᵀ; memory holds `order` evaluations of f and not the solver's steps.
 
 A gradient b reaches the last step first. This step solves u = Sᵀb, sends u through f to θ, and passes
 the residual of its solve, b − u + Jᵀu, to the step before, which drops a small residual and solves for a
@@ -198,28 +197,26 @@ def known_orders(image: Tensor) -> int:
 def attach(
     problem: Problem,
     state: Tensor,
-    jacobian: Jacobian | None,
     *,
     caller: str,
     order: int,
     known: int,
     tolerance: float,
     strict: bool,
+    shared: bool,
 ) -> Tensor:
     """The solver's answer x̂ ``(*problem.full)`` with its derivatives, wrapped in the transforms.
 
-    `jacobian`, if given, was recorded at x̂ without any transform in place; `known` comes from
-    `known_orders`; `strict` makes a linear solve that misses the tolerance an error.
+    `known` comes from `known_orders`; `strict` makes a linear solve that misses the tolerance an error; with
+    `shared` the evaluation that the Jacobian needs is also the first step's.
     """
     orders = _Orders(caller, order, known)
     with plain():
-        recorded = Jacobian(problem, state) if jacobian is None else jacobian
+        recorded = Jacobian(problem, state)
         resolvent, state = Resolvent(recorded, tolerance, strict=strict), state.detach()
     x = problem.wrap(state)
     for step in range(order):
-        # The first step reuses the recorded evaluation, made only if f's result requires grad even where its
-        # argument does not.
-        image = problem.function(x) if step or jacobian is None else jacobian.seen
+        image = recorded.seen if shared and step == 0 else problem.function(x)
         orders.bind(image)
         x = x + _inverse(_like(image, x) - x, None, _Solve(resolvent, orders, step, silent=True))
     return x

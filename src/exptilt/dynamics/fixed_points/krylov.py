@@ -32,6 +32,7 @@ from torch import Tensor
 
 Operator = Callable[[Tensor], Tensor]
 
+_RESTART, _MAX_RESTARTS = 30, 20  # dimension at which a space ends or grows; most spaces
 # Most bytes of the two bases of one GMRES space.
 _MEMORY = 2**28
 # Up to this dimension a space grows even if residuals do not fall: with rotations they fall all at once.
@@ -64,24 +65,14 @@ def arnoldi(operator: Operator, start: Tensor, dimension: int) -> tuple[Tensor, 
 
 
 def gmres(
-    operator: Operator,
-    right: Tensor,
-    tolerance: float | Tensor,
-    *,
-    restart: int = 30,
-    max_restarts: int = 20,
-    grow: bool = True,
-    verify: bool = True,
+    operator: Operator, right: Tensor, tolerance: float, *, verify: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Solve u = b + J u to ‖b − (I − J) u‖ ≤ tolerance ‖b‖, sample by sample, or as near as it gets.
 
     Args:
         operator: J, on ``(S, n)``; samples do not interact.
         right: b, ``(S, n)``.
-        tolerance: relative, a number or ``(S,)``.
-        restart: dimension of a space.
-        max_restarts: most spaces built; a space that brings no sample nearer is the last.
-        grow: let a space become larger, up to what `_MEMORY` holds, as long as residuals fall.
+        tolerance: relative.
         verify: compute the residual from u, for one product more, also where the recurrence says it is small.
 
     Returns:
@@ -89,17 +80,15 @@ def gmres(
     """
     solution, residual = torch.zeros_like(right), right
     beta = torch.linalg.vector_norm(right, dim=-1)
-    goal = tolerance * beta
-    restart = min(restart, right.shape[1])
-    held = _MEMORY // max(1, 2 * right.numel() * right.element_size())
-    largest = max(restart, min(right.shape[1], held)) if grow else restart
-    # Where memory forbids a larger space, go on as long as residuals fall.
-    enough = 0.9 if grow and largest < right.shape[1] else 0.5
-    for _ in range(max_restarts):
+    goal, n = tolerance * beta, right.shape[1]
+    dimension = min(_RESTART, n)
+    largest = max(dimension, min(n, _MEMORY // max(1, 2 * right.numel() * right.element_size())))
+    enough = 0.9 if largest < n else 0.5  # where memory forbids a larger space, small gains count
+    for _ in range(_MAX_RESTARTS):
         wanting = beta > goal
         if not bool(wanting.any()):
             break
-        update, left, sound = _space(operator, residual, beta, goal, restart, largest)
+        update, left, sound = _space(operator, residual, beta, goal, dimension, largest)
         solution = solution + update
         if sound and not verify:
             return solution, left

@@ -10,20 +10,10 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
 
 # The options that each solver takes.
-TAKES = {
-    "anderson": ("damping", "window", "regularization"),
-    "picard": ("damping",),
-    "broyden": ("window",),
-    "newton-krylov": ("window",),
-}
+TAKES = {"anderson": ("damping", "window"), "picard": ("damping",)}
 # Bounds of the options that are real numbers.
-_BOUNDS: dict[str, dict[str, Any]] = {
-    "tolerance": {"above": 0},
-    "damping": {"above": 0, "most": 1},
-    "regularization": {"least": 0},
-    "phantom_damping": {"above": 0, "most": 1},
-}
-_LEAST = {"max_steps": 1, "event_dims": 0, "order": 1, "window": 1, "phantom_steps": 1}
+_BOUNDS: dict[str, dict[str, Any]] = {"tolerance": {"above": 0}, "damping": {"above": 0, "most": 1}}
+_LEAST = {"max_steps": 1, "event_dims": 0, "order": 1, "window": 1}
 
 
 @dataclass(frozen=True)
@@ -37,13 +27,10 @@ class Options:
     event_dims: int = 1
     damping: float | None = None
     window: int | None = None
-    regularization: float | None = None
     order: int = 2
     scale: float | Tensor | None = None
     throw: bool = True
     strict: bool | None = None
-    phantom_steps: int | None = None
-    phantom_damping: float | None = None
 
     def __post_init__(self) -> None:
         caller, given = self.caller, {name: x for name, x in vars(self).items() if x is not None}
@@ -51,7 +38,7 @@ class Options:
             known = ", ".join(TAKES)
             raise ArgumentError(f"{caller}: no solver is called {self.solver!r}. Pass one of {known}.")
         takes = TAKES[self.solver]
-        for name in ("damping", "window", "regularization"):
+        for name in TAKES["anderson"]:
             if name in given and name not in takes:
                 raise ArgumentError(
                     f"{caller}: {name} is not an option of the solver {self.solver!r}, which takes "
@@ -62,11 +49,6 @@ class Options:
         for name, least in _LEAST.items():
             if name in given or name in ("max_steps", "event_dims", "order"):
                 whole(caller, name, getattr(self, name), least=least)
-        if self.phantom_damping is not None and self.phantom_steps is None:
-            raise ArgumentError(
-                f"{caller}: phantom_damping is {self.phantom_damping!r} without phantom_steps. "
-                "Pass phantom_steps too, or leave it out for implicit derivatives."
-            )
         if isinstance(self.scale, Tensor):
             if is_concrete(self.scale) and not bool(((self.scale >= 0) & self.scale.isfinite()).all()):
                 raise ArgumentError(f"{caller}: scale is {self.scale}. Pass finite numbers ≥ 0.")

@@ -13,8 +13,8 @@ and its value is then, as after NaN or at max_steps, the point on its way with t
 can tell a fixed point from infinity: x + 1/x has none, but x = 1e8 is one to the last bit of float64. The
 last move tells: with Δx and the change Δr of the residual, the fixed point is about ‖r‖ ‖Δx‖ / ‖Δr‖
 away. If that is more than a hundredth of ‖x‖ and of the start, while ‖Δr‖ ≤ 16 √eps ‖Δx‖, so that 1 − J is as
-good as singular, the sample has diverged as well. A solver whose own step is not finite, though f was, takes
-Picard's step instead.
+good as singular, the sample has diverged as well. Where Anderson's step is not finite, though f was, Picard's
+step is taken instead.
 
 Half precision and autocast are for f; the solver keeps its state in float32 (``precision.py``). eps above
 is that of the solver's state. The solvers are in ``solvers.py``, the derivatives in ``implicit.py``.
@@ -31,11 +31,10 @@ from exptilt._support.errors import ArgumentError
 from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import forward_derivatives, full_precision, in_forward_mode
 from exptilt.dynamics.fixed_points.implicit import attach, known_orders
-from exptilt.dynamics.fixed_points.jacobian import Jacobian
 from exptilt.dynamics.fixed_points.options import Options
 from exptilt.dynamics.fixed_points.precision import lifted
 from exptilt.dynamics.fixed_points.problem import Problem, bare, differentiated, plain
-from exptilt.dynamics.fixed_points.solvers import Anderson, Broyden, NewtonKrylov, Picard, Solver, damped
+from exptilt.dynamics.fixed_points.solvers import Anderson, Picard, damped
 
 
 def fixed_point(
@@ -48,13 +47,10 @@ def fixed_point(
     event_dims: int = 1,
     damping: float | None = None,
     window: int | None = None,
-    regularization: float | None = None,
     order: int = 2,
     scale: float | Tensor | None = None,
     throw: bool = True,
     strict: bool | None = None,
-    phantom_steps: int | None = None,
-    phantom_damping: float | None = None,
 ) -> Solution[Tensor]:
     r"""Solve x = f(x) for x, with derivatives of the solution.
 
@@ -68,17 +64,14 @@ def fixed_point(
             not influence each other.
         start: ``(..., *event)``, floating point. In half precision f and the answer have that dtype; the
             solver works in float32.
-        solver: ``"anderson"``, ``"picard"``, ``"broyden"`` or ``"newton-krylov"`` (needs second derivatives
-            of f to be defined).
+        solver: ``"anderson"`` or ``"picard"``.
         tolerance: of the residual ‖f(x) − x‖ / (max(‖x‖, scale) + ε); default 256 eps of float64 (6e-14) or
             float32 (3e-5), and 4 eps of half precision, be it the dtype of `start` or of autocast: 0.03 for
             bfloat16, 0.004 for float16.
-        max_steps: most evaluations of f; those inside linear solves are not counted.
+        max_steps: most evaluations of f.
         event_dims: how many of the last axes make up one sample.
-        damping: ω of Picard and Anderson, in (0, 1]; default 1.
-        window: how many past steps Anderson (default 6) and Broyden (default 30) keep, or the size of
-            Newton's Krylov space (default 30).
-        regularization: λ of Anderson, relative to the Gram matrix's unit diagonal; default 10 eps.
+        damping: ω, in (0, 1]; default 1.
+        window: how many past steps Anderson keeps; default 6.
         order: derivatives up to this order are exact, those beyond are an error; each order after the first
             costs an evaluation of f.
         scale: a number ≥ 0 or a tensor that broadcasts to ``(...)``; where ‖x‖ is smaller, the residual is
@@ -87,10 +80,6 @@ def fixed_point(
         throw: raise a `ConvergenceError` where a sample did not converge.
         strict: raise a `ConvergenceError` where a derivative does not exist because 1 − J is singular; False
             returns NaN or huge numbers there. Default: as throw.
-        phantom_steps: differentiate through this many steps x ← x + τ(f(x) − x) from the answer, instead of
-            implicitly. Such truncated (phantom) gradients need no linear solve. They are gradients of the
-            steps, not of the fixed point; for a contraction they tend to the implicit ones with more steps.
-        phantom_damping: τ in (0, 1]; default 1.
 
     Returns:
         A `Solution`: value ``(..., *event)``, code and residual ``(...)``, trace ``(steps, ...)`` of
@@ -107,8 +96,8 @@ def fixed_point(
         0.739482
     """
     options = Options(
-        *("fixed_point", solver, tolerance, max_steps, event_dims, damping, window, regularization, order),
-        *(scale, throw, strict, phantom_steps, phantom_damping),
+        *("fixed_point", solver, tolerance, max_steps, event_dims, damping, window),
+        *(order, scale, throw, strict),
     )
     return solve(function, start, options)
 
@@ -131,13 +120,13 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
         follow = differentiated(first)
         known = known_orders(first) if follow else 0
         with plain() as stack, torch.no_grad(), forward_derivatives(False):
-            # A graph recorded here would lack transforms and tangents; phantom steps need none.
-            record = follow and not (stack or in_forward_mode() or options.phantom_steps)
-            record = record and first.requires_grad
+            # The Jacobian's evaluation serves the first order too, unless transforms or tangents follow f.
+            shared = not (stack or in_forward_mode()) and first.requires_grad
             problem, state, image, floor = _laid_out(function, start, first, scale, options.event_dims, stack)
             del first  # and its graph
-            way = _way(problem, options, torch.finfo(state.dtype).eps)
-            run = _iterate(problem, way, state, image, floor, tolerance, options.max_steps, record=record)
+            omega, window = options.damping or 1.0, options.window or 6
+            way = Anderson(window, omega) if options.solver == "anderson" else Picard(omega)
+            run = _iterate(problem, way, state, image, floor, tolerance, options.max_steps)
             value, samples = run.value.reshape(problem.full), problem.samples
             code, residual = run.code.reshape(samples), run.residual.reshape(samples)
             trace = run.trace.reshape(run.steps, *samples).movedim(0, len(problem.sizes))
@@ -146,28 +135,19 @@ def _solve(function: Callable[[Tensor], Tensor], start: Tensor, options: Options
                 Solution(value, code, residual, steps, distance).or_raise()
         if not follow or not value.numel():
             x = problem.wrap(value.clone())  # value may be the start itself, or a tensor that f keeps
-        elif options.phantom_steps is not None:
-            x = _phantom(problem, value, options.phantom_steps, options.phantom_damping or 1.0)
         else:
             strict = options.throw if options.strict is None else options.strict
             x = attach(
-                *(problem, value, run.jacobian),
+                *(problem, value),
                 caller=caller,
                 order=options.order,
                 known=known,
                 tolerance=tolerance,
                 strict=strict,
+                shared=shared,
             )
     parts = (problem.wrap(code), problem.wrap(residual), steps, problem.wrap(distance), problem.wrap(trace))
     return Solution(x.to(precision.given), *parts)
-
-
-def _phantom(problem: Problem, value: Tensor, steps: int, damping: float) -> Tensor:
-    """A tensor with the value x̂ and the derivatives of damped steps from there."""
-    start = x = problem.wrap(value.detach())
-    for _ in range(steps):
-        x = damped(x, problem.function(x), damping)
-    return start + (x - x.detach())
 
 
 class _Run(NamedTuple):
@@ -176,24 +156,18 @@ class _Run(NamedTuple):
     residual: Tensor
     trace: Tensor
     steps: int
-    jacobian: Jacobian | None  # at the value
 
 
 def _iterate(
     problem: Problem,
-    way: Solver,
+    way: Anderson | Picard,
     x: Tensor,
     image: Tensor,
     floor: Tensor | None,
     tolerance: float,
     max_steps: int,
-    *,
-    record: bool,
 ) -> _Run:
-    """Step until every sample has ended, on flat plain states ``(S, n)`` and scales ``(S,)``.
-
-    `record` keeps the graph of the last evaluation of f.
-    """
+    """Step until every sample has ended, on flat plain states ``(S, n)`` and scales ``(S,)``."""
     finfo = torch.finfo(x.dtype)
     tiny, size = finfo.tiny / finfo.eps, torch.linalg.vector_norm(x, dim=-1)
     extent = size + torch.linalg.vector_norm(image, dim=-1)
@@ -203,7 +177,6 @@ def _iterate(
     earlier: tuple[Tensor, Tensor] | None = None
     drifting = torch.zeros_like(moving)
     trace: list[Tensor] = []
-    jacobian: Jacobian | None = None
     for step in range(1, max_steps + 1):
         residual = image - x
         norm = torch.linalg.vector_norm(residual, dim=-1)
@@ -227,19 +200,14 @@ def _iterate(
             lost = moving & ~size.isfinite()  # the solver's step is not finite, though f was
             x = torch.where(lost.unsqueeze(-1), damped(before, image, way.damping), x)
             size = torch.linalg.vector_norm(x, dim=-1)
-        if record:
-            jacobian = None  # frees the last graph
-            jacobian = Jacobian(problem, x.reshape(problem.full))
-            image = jacobian.value.reshape(x.shape)
-        else:
-            image = problem(x)
+        image = problem(x)
     solved = (least <= tolerance) & ~drifting
     code = torch.full_like(solved, Status.CONVERGED.code, dtype=torch.int8)
     if not bool(solved.all()):  # an ended sample stands still, so the last step shows how it ended
         ended = torch.where(norm.isfinite(), Status.DIVERGED.code, Status.NOT_FINITE.code)
         lost = torch.where(moving, Status.MAX_STEPS.code, ended)
         code = torch.where(solved, code, lost.to(torch.int8))
-    return _Run(value, code, least, torch.stack(trace), step, jacobian if torch.equal(value, x) else None)
+    return _Run(value, code, least, torch.stack(trace), step)
 
 
 def _far(move: Tensor, change: Tensor, norm: Tensor, most: Tensor) -> Tensor:
@@ -281,13 +249,3 @@ def _laid_out(
     x, y, *floors = (problem.spread(raw.detach(), levels) for raw, levels in found)
     floor = floors[0].reshape(samples) if floors else None
     return problem, x.reshape(samples, problem.event), y.reshape(samples, problem.event), floor
-
-
-def _way(problem: Problem, options: Options, eps: float) -> Solver:
-    damping, window = options.damping or 1.0, options.window or (6 if options.solver == "anderson" else 30)
-    ridge = 10 * eps if options.regularization is None else options.regularization
-    if options.solver == "picard":
-        return Picard(damping)
-    if options.solver == "anderson":
-        return Anderson(window, damping, ridge)
-    return Broyden(window) if options.solver == "broyden" else NewtonKrylov(problem, window)

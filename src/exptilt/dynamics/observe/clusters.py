@@ -45,14 +45,7 @@ class Clusters:
 
 
 def cluster_labels(points: Tensor, *, tolerance: float = 0.05) -> Tensor:
-    """The label of the cluster that each point belongs to.
-
-    Args:
-        points: ``(..., N, D)``.
-        tolerance: the largest gap within a cluster, relative to the root mean square length of the points.
-
-    Returns:
-        ``(..., N)`` integers; 0 is the largest cluster, 1 the next.
+    """The cluster of each point, ``(..., N)`` integers: 0 is the largest cluster, 1 the next.
 
     Example:
         >>> cluster_labels(torch.tensor([[1.0], [-1.0], [1.01], [1.04], [-1.01]]))

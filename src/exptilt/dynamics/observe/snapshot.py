@@ -7,9 +7,9 @@ covariance's trace and spectrum, the mean cosine over pairs,
 
 and how the last step changed the size of the cloud: ∇G expands it, the renormaliser contracts it (THEORY B3),
 
-    expansion = ‖x + step·g‖ / ‖x‖,    contraction = ‖RN(x + step·g)‖ / ‖x + step·g‖    (‖·‖ over all points),
+    expansion = ‖x + step·g‖ / ‖x‖,    contraction = ‖RN(x + step·g)‖ / ‖x + step·g‖    (‖·‖ over all points).
 
-and the same for the spread, the root of the covariance's trace. All is in float64 and costs N·D² or less,
+All is in float64 and costs N·D² or less,
 except Gaussianity and clusters.
 """
 
@@ -48,14 +48,10 @@ class Growth:
     Attributes:
         expansion: ``(...)``, of the norm over all points, by the ascent.
         contraction: ``(...)``, of the norm over all points, by the renormaliser.
-        spread_expansion: ``(...)``, of the distances from the mean, by the ascent.
-        spread_contraction: ``(...)``, of the distances from the mean, by the renormaliser.
     """
 
     expansion: Tensor
     contraction: Tensor
-    spread_expansion: Tensor
-    spread_contraction: Tensor
 
 
 def measure(
@@ -78,7 +74,7 @@ def measure(
         "mean_cosine": _mean_cosine(x, length),
         "gaussianity": gaussianity(x),
         "clusters": clusters(x, tolerance=tolerance),
-        "growth": growth or Growth(nothing, nothing, nothing, nothing),
+        "growth": growth or Growth(nothing, nothing),
     }
 
 
@@ -107,10 +103,8 @@ def growth(before: Tensor, ascended: Tensor, after: Tensor) -> Growth:
         length: Tensor = torch.linalg.vector_norm(x / scale, dim=(-2, -1))
         return scale.squeeze((-2, -1)) * length
 
-    clouds = [x.detach().double() for x in (before, ascended, after)]
-    a, b, c = (size(x) for x in clouds)
-    p, q, r = (size(x - x.mean(-2, keepdim=True)) for x in clouds)
-    return Growth(b / a, c / b, q / p, r / q)
+    a, b, c = (size(x.detach().double()) for x in (before, ascended, after))
+    return Growth(b / a, c / b)
 
 
 def stacked(records: list[Record]) -> Record:

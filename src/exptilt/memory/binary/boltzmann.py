@@ -8,10 +8,7 @@ a coin (0 or 1) or a unit Gaussian about c + W'v, a visible one a coin. Visible 
 (`visible="spin"`), in which case Gaussian hidden units make a classical Hopfield network
 (`hopfield_to_boltzmann`).
 
-Real data have Gaussian visible units (`visible="gaussian"`, the usual "Gaussian–binary" machine): ½‖v − b‖²
-replaces −⟨b,v⟩ above, and given h, v is Gaussian about b + Wh with variance 1 (scale the data to that).
-Hidden units are then binary: Gaussian ones on both sides make a plain Gaussian law, and no law at all if ‖W‖
-≥ 1. Z is exact, by enumeration, where one side of coins is small.
+Z is exact, by enumeration, where one side of coins is small.
 """
 
 import math
@@ -65,7 +62,7 @@ class RestrictedBoltzmann:
         visible_bias: ``(V,)``.
         hidden_bias: ``(H,)``.
         hidden: ``binary`` ({0,1}) or ``gaussian``.
-        visible: ``binary`` ({0,1}), ``spin`` (±1), or ``gaussian`` of variance 1, with binary hidden.
+        visible: ``binary`` ({0,1}) or ``spin`` (±1).
 
     Example:
         >>> machine = RestrictedBoltzmann(torch.zeros(3, 2), torch.zeros(3), torch.zeros(2))
@@ -82,10 +79,7 @@ class RestrictedBoltzmann:
     def __post_init__(self) -> None:
         who, given = "RestrictedBoltzmann", (self.weight, self.visible_bias, self.hidden_bias)
         choice(who, "hidden", self.hidden, ("binary", "gaussian"))
-        choice(who, "visible", self.visible, ("binary", "spin", "gaussian"))
-        if self.hidden == self.visible == "gaussian":
-            wanted = "Pass hidden='binary'."
-            raise ArgumentError(f"{who}: Gaussian units on both sides make a plain Gaussian law. {wanted}")
+        choice(who, "visible", self.visible, ("binary", "spin"))
         kinds = [f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__ for x in given]
         if len(set(kinds)) > 1 or not isinstance(given[0], Tensor) or not given[0].is_floating_point():
             got, wanted = ", ".join(kinds), "Pass floating tensors of one dtype."
@@ -127,12 +121,7 @@ class RestrictedBoltzmann:
 
     @property
     def levels(self) -> tuple[float, float]:
-        """The two values of a visible unit that is a coin."""
-        if self.visible == "gaussian":
-            wanted = "See `visible_mean`."
-            raise ArgumentError(
-                f"RestrictedBoltzmann: Gaussian units take all real values, not two. {wanted}"
-            )
+        """The two values of a visible unit."""
         return _LEVELS[self.visible]
 
     def energy(self, visible: Tensor, hidden: Tensor) -> Tensor:
@@ -147,14 +136,8 @@ class RestrictedBoltzmann:
         """
         field = self._hidden_field(visible)
         self._check_size("hidden", hidden, 1)
-        linear = self._own_energy(visible) - (field * hidden).sum(-1)
+        linear = -(visible @ self.visible_bias) - (field * hidden).sum(-1)
         return linear + hidden.square().sum(-1) / 2 if self.hidden == "gaussian" else linear
-
-    def _own_energy(self, visible: Tensor) -> Tensor:
-        """The energy of the visible units alone: −⟨b,v⟩, or ½‖v − b‖² if Gaussian."""
-        if self.visible == "gaussian":
-            return (visible - self.visible_bias).square().sum(-1) / 2
-        return -(visible @ self.visible_bias)
 
     def free_energy(self, visible: Tensor) -> Tensor:
         """The free energy F(v) = −log ∫ e^{−E(v,h)} dh (a sum for binary units).
@@ -166,7 +149,7 @@ class RestrictedBoltzmann:
             ``(...)``.
         """
         self.check(visible)
-        return self._own_energy(visible) - _log_integral(self.hidden, self._hidden_field(visible))
+        return -(visible @ self.visible_bias) - _log_integral(self.hidden, self._hidden_field(visible))
 
     def _hidden_field(self, visible: Tensor) -> Tensor:
         """c + W'v ``(..., H)``."""
@@ -189,18 +172,6 @@ class RestrictedBoltzmann:
         """
         return _mean(self.hidden, self._hidden_field(visible))
 
-    def visible_probability(self, hidden: Tensor) -> Tensor:
-        """The probability that a visible unit has its upper value.
-
-        Args:
-            hidden: ``(..., H)``.
-
-        Returns:
-            ``(..., V)``.
-        """
-        low, high = self.levels
-        return torch.sigmoid((high - low) * self._visible_field(hidden))
-
     def visible_mean(self, hidden: Tensor) -> Tensor:
         """The mean E[v | h] of the visible units.
 
@@ -211,30 +182,6 @@ class RestrictedBoltzmann:
             ``(..., V)``.
         """
         return _mean(self.visible, self._visible_field(hidden))
-
-    def sample_hidden(self, visible: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A draw of h given v.
-
-        Args:
-            visible: ``(..., V)``.
-            generator: draws it.
-
-        Returns:
-            ``(..., H)``.
-        """
-        return _draw(self.hidden, self._hidden_field(visible), generator)
-
-    def sample_visible(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A draw of v given h.
-
-        Args:
-            hidden: ``(..., H)``.
-            generator: draws it.
-
-        Returns:
-            ``(..., V)``.
-        """
-        return _draw(self.visible, self._visible_field(hidden), generator)
 
     def gibbs(self, visible: Tensor, steps: int, generator: torch.Generator | None = None) -> Tensor:
         """The visible units after `steps` of block Gibbs sampling: h given v, then v given h.
@@ -249,18 +196,19 @@ class RestrictedBoltzmann:
         """
         self.check(visible)
         for _ in range(steps):
-            visible = self.sample_visible(self.sample_hidden(visible, generator), generator)
+            hidden = _draw(self.hidden, self._hidden_field(visible), generator)
+            visible = _draw(self.visible, self._visible_field(hidden), generator)
         return visible
 
     def log_partition(self) -> Tensor:
-        """log Z, exactly: a sum over all states of the smaller side (of the coins, if the other is Gaussian).
+        """log Z, exactly: a sum over the states of the smaller side, or of the visible one if h is Gaussian.
 
         Returns:
             ``()``.
         """
         w, b, c = self.weight, self.visible_bias, self.hidden_bias
         V, H = w.shape
-        by_hidden = self.hidden == "binary" and (H < V or self.visible == "gaussian")
+        by_hidden = self.hidden == "binary" and H < V
         units = H if by_hidden else V
         if units > _MOST_UNITS:
             raise ArgumentError(
@@ -274,10 +222,7 @@ class RestrictedBoltzmann:
             bits = (code[:, None] >> torch.arange(units, device=w.device)) & 1
             state = torch.where(bits.bool(), high, low).to(w.dtype)
             if by_hidden:
-                field = b + state @ w.mT
-                value = state @ c + _log_integral(self.visible, field)
-                if self.visible == "gaussian":  # ½‖v − b‖² = ½⟨v,v⟩ − ⟨b,v⟩ + ½⟨b,b⟩
-                    value = value - b.square().sum() / 2
+                value = state @ c + _log_integral(self.visible, b + state @ w.mT)
             else:
                 value = -self.free_energy(state)
             total = torch.logaddexp(total, torch.logsumexp(value, 0))
@@ -311,14 +256,12 @@ class RestrictedBoltzmann:
         self._check_size("visible", visible, 0)
         if not is_concrete(visible):
             return
-        if self.visible == "gaussian":
-            fine, wanted = visible.isfinite(), "is NaN or infinite. Pass finite numbers"
-        else:
-            low, high = self.levels
-            fine = (visible == low) | (visible == high)
-            wanted = f"has a value that '{self.visible}' units do not take. Pass {low:g} and {high:g} only"
-        if not bool(fine.all()):
-            raise ArgumentError(f"RestrictedBoltzmann: a visible unit {wanted}.")
+        low, high = self.levels
+        if not bool(((visible == low) | (visible == high)).all()):
+            raise ArgumentError(
+                f"RestrictedBoltzmann: a visible unit has a value that '{self.visible}' units do not take. "
+                f"Pass {low:g} and {high:g} only."
+            )
 
 
 def hopfield_to_boltzmann(patterns: Tensor, *, beta: float = 1.0) -> RestrictedBoltzmann:

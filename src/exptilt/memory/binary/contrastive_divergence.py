@@ -1,7 +1,7 @@
 r"""Learning a restricted Boltzmann machine by contrastive divergence.
 
 The gradient of the mean log-likelihood is a difference of two means of −∂F/∂(W, b, c) = (v h̄', v, h̄), with
-h̄ = E[h|v] (and v − b for v alone, if visible units are Gaussian):
+h̄ = E[h|v]:
 
     over the data, minus over the machine's own law.
 
@@ -48,17 +48,7 @@ class Learnt:
 def gradient(machine: RestrictedBoltzmann, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Means of −∂F/∂W ``(V, H)``, −∂F/∂b ``(V,)``, −∂F/∂c ``(H,)`` over visible ``(B, V)``."""
     h = machine.hidden_mean(visible)
-    own = visible.mean(0) - machine.visible_bias if machine.visible == "gaussian" else visible.mean(0)
-    return visible.mT @ h / len(visible), own, h.mean(0)
-
-
-def _anywhere(machine: RestrictedBoltzmann, data: Tensor, chains: int, chance: torch.Generator) -> Tensor:
-    """Random starts ``(chains, V)`` of chains: fair coins, or Gaussians about the bias."""
-    shape = (chains, data.shape[1])
-    if machine.visible == "gaussian":
-        return machine.visible_bias + torch.randn(shape, generator=chance, dtype=data.dtype).to(data)
-    low, high = machine.levels
-    return torch.where(torch.rand(shape, generator=chance, dtype=data.dtype) < 0.5, low, high).to(data)
+    return visible.mT @ h / len(visible), visible.mean(0), h.mean(0)
 
 
 @torch.no_grad()
@@ -108,7 +98,9 @@ def train_boltzmann(
         raise ArgumentError(f"train_boltzmann: data {got}. Pass a tensor (B, V), at least one example.")
     machine.check(data)
     chance = torch.Generator().manual_seed(0) if generator is None else generator
-    kept = _anywhere(machine, data, chains, chance)
+    low, high = machine.levels
+    coins = torch.rand((chains, data.shape[1]), generator=chance, dtype=data.dtype)
+    kept = torch.where(coins < 0.5, low, high).to(data)
     updates, done = epochs * -(-len(data) // batch), 0
     rows: list[tuple[Tensor, ...]] = []
     for _ in track(range(epochs), "learning"):

@@ -1,1 +1,0 @@
-"""Measurements of a memory: margins between patterns, basins of attraction, recall, fixed points."""
