@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
@@ -232,6 +233,12 @@ def surprise(tilted: AttentionResult, score: Tensor) -> Tensor:
     behind = shift - score.detach()
     value = weight.log() + torch.where((weight < 1.8) & (behind < 0.1), 0.0, behind)
     return value.detach() + (plain - plain.detach())
+
+
+def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
+    """log(eᵃ + eᵇ). Second derivatives of `torch.logaddexp` are NaN where a is far below b."""
+    larger, smaller = torch.where(a >= b, a, b), torch.where(a >= b, b, a)
+    return larger - logsigmoid(larger - smaller)
 
 
 def reduced(caller: str, losses: Tensor, reduction: str, among: Peers | None = None) -> Tensor:
