@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
@@ -238,7 +237,7 @@ def surprise(tilted: AttentionResult, score: Tensor) -> Tensor:
 def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
     """log(eᵃ + eᵇ). Second derivatives of `torch.logaddexp` are NaN where a is far below b."""
     larger, smaller = torch.where(a >= b, a, b), torch.where(a >= b, b, a)
-    return larger - logsigmoid(larger - smaller)
+    return larger + torch.log1p(torch.exp(smaller - larger))
 
 
 def reduced(caller: str, losses: Tensor, reduction: str, among: Peers | None = None) -> Tensor:
