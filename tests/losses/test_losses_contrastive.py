@@ -287,6 +287,30 @@ def test_a_certain_choice_has_a_small_gradient():
         assert gradient.abs().max() < 1e-38
 
 
+@pytest.mark.parametrize("name", ["info_nce", "nt_xent"])
+def test_second_derivatives_where_scores_are_far_apart(name):
+    """Scores up to ±300 in float32: those of `torch.logaddexp` are NaN 88 below the larger one."""
+    g = torch.Generator().manual_seed(0)
+    x, y, more = (3 * torch.randn(n, 4, dtype=torch.float64, generator=g) for n in (3, 3, 5))
+    if name == "info_nce":
+        tensors, options = (x, y, more), {"similarity": "dot"}
+        ours = lambda q, k, n: L.info_nce(q, k, temperature=0.1, negatives=n, **options)  # noqa: E731
+        theirs = lambda q, k, n: formulas.info_nce(q, k, 0.1, n, **options).mean()  # noqa: E731
+    else:
+        tensors = (torch.stack([x, y]),)
+        ours = lambda z: L.nt_xent(z, temperature=0.1, similarity="dot")  # noqa: E731
+        theirs = lambda z: formulas.nt_xent(z, 0.1, "dot").mean()  # noqa: E731
+    vectors = [torch.randn(t.shape, dtype=torch.float64, generator=g) for t in tensors]
+    found = torch.autograd.functional.vhp(
+        ours, tuple(t.float() for t in tensors), tuple(v.float() for v in vectors)
+    )[1]
+    want = torch.autograd.functional.vhp(theirs, tensors, tuple(vectors))[1]
+    size = max(float(w.abs().max()) for w in want)
+    assert size > 1e-3
+    for one, other in zip(found, want, strict=True):
+        assert (one - other).abs().max() < 1e-4 * size
+
+
 def test_diagnose_is_what_its_formulas_say():
     q, k = (x.detach() for x in batch((20, 4), (20, 4)))
     said = L.diagnose(q, k, temperature=0.3)

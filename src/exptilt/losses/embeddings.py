@@ -234,6 +234,12 @@ def surprise(tilted: AttentionResult, score: Tensor) -> Tensor:
     return value.detach() + (plain - plain.detach())
 
 
+def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
+    """log(eᵃ + eᵇ). Second derivatives of `torch.logaddexp` are NaN where a is far below b."""
+    larger, smaller = torch.where(a >= b, a, b), torch.where(a >= b, b, a)
+    return larger + torch.log1p(torch.exp(smaller - larger))
+
+
 def reduced(caller: str, losses: Tensor, reduction: str, among: Peers | None = None) -> Tensor:
     """The mean, the sum, or one loss for each anchor.
 

@@ -20,6 +20,7 @@ from exptilt.losses.embeddings import (
     alternatives,
     cooled,
     embeddings,
+    log_add_exp,
     paired,
     peers,
     reduced,
@@ -104,7 +105,7 @@ def _in_batch(q: Tensor, k: Tensor, right: Tensor, among: Peers | None) -> tuple
     """
     if among is None:
         G_wrong = all_but_own(q, k).log_normalizer
-        return -logsigmoid(right - G_wrong), torch.logaddexp(G_wrong, right)
+        return -logsigmoid(right - G_wrong), log_add_exp(G_wrong, right)
     seen = alternatives(q, k, among=among)
     return surprise(seen, right), seen.log_normalizer
 

@@ -13,7 +13,15 @@ from torch.nn.functional import logsigmoid
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import is_concrete
-from exptilt.losses.embeddings import all_but_own, cooled, embeddings, reduced, surprise, without_autocast
+from exptilt.losses.embeddings import (
+    all_but_own,
+    cooled,
+    embeddings,
+    log_add_exp,
+    reduced,
+    surprise,
+    without_autocast,
+)
 
 
 @without_autocast
@@ -59,7 +67,7 @@ def _two_views(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """
     right = (a * y).sum(-1)
     G = [[all_but_own(anchor, other).log_normalizer for other in (x, y)] for anchor in (a, b)]
-    return torch.stack([-logsigmoid(right - torch.logaddexp(*pair)) for pair in G])
+    return torch.stack([-logsigmoid(right - log_add_exp(*pair)) for pair in G])
 
 
 @without_autocast

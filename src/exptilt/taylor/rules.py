@@ -332,6 +332,14 @@ def _logsumexp(x: Jet, dim: Any, keepdim: bool = False) -> Any:
     return make_jet(torch.logsumexp(x.value, dim, keepdim), (p * rows).sum(axis, keepdim=keepdim))
 
 
+def _logaddexp(x: Any, y: Any) -> Any:
+    """log(eˣ + eʸ). Second derivatives of `torch.logaddexp` are NaN where x is far below y."""
+    above = value_of(x) >= value_of(y)
+    larger, smaller = _where(above, x, y), _where(above, y, x)
+    gap = _masked_fill(smaller - larger, torch.isneginf(larger.value), 0.0)
+    return larger + torch.log1p(torch.exp(gap))
+
+
 def _log_softmax(x: Jet, dim: int, dtype: torch.dtype | None = None, **_: Any) -> Any:
     x = x if dtype is None else x.to(dtype)  # type: ignore[assignment]
     return x - torch.logsumexp(x, dim, keepdim=True)
@@ -409,7 +417,7 @@ ELEMENTWISE = words("""
 """)
 CURVED = words("""
     linalg_inv inverse linalg_cholesky cholesky linalg_vector_norm linalg_norm linalg_matrix_norm norm
-    dist var std prod cumprod amax amin maximum minimum atan2 hypot logaddexp xlogy cross linalg_cross
+    dist var std prod cumprod amax amin maximum minimum atan2 hypot xlogy cross linalg_cross
     addcmul addcdiv lerp index_add index_copy scatter scatter_add mse_loss logcumsumexp
 """)
 _RULES: dict[str, Rule] = {
@@ -443,6 +451,7 @@ _RULES: dict[str, Rule] = {
     "stack": _join(torch.stack),
     "softmax": _softmax,
     "log_softmax": _log_softmax,
+    "logaddexp": _logaddexp,
     "logsumexp": _logsumexp,
     "linalg_slogdet": _slogdet,
     "slogdet": _slogdet,

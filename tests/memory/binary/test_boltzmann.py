@@ -8,6 +8,7 @@ import torch
 
 from exptilt.claims.experiments.equivalence import boltzmann_check, integrated_free_energy
 from exptilt.memory import RestrictedBoltzmann, hopfield_to_boltzmann, train_boltzmann
+from exptilt.memory.binary.boltzmann import _log_integral
 from exptilt.memory.binary.contrastive_divergence import gradient
 from oracles import memory as oracle
 
@@ -62,6 +63,16 @@ def test_gradient_is_that_of_the_free_energy(hidden, visible):
     loss = RestrictedBoltzmann(*leaves, hidden, visible).free_energy(v).mean()
     for ours, exact in zip(gradient(machine, v), torch.autograd.grad(-loss, leaves), strict=True):
         assert torch.allclose(ours, exact, atol=1e-12)
+
+
+@pytest.mark.parametrize("field", [-500.0, -0.3, 0.0, 60.0])
+def test_spins_in_a_strong_field_have_second_derivatives(field):
+    """log 2 cosh f has the derivatives tanh f and 1 − tanh² f."""
+    f = torch.tensor([field], requires_grad=True)
+    (slope,) = torch.autograd.grad(_log_integral("spin", f), f, create_graph=True)
+    (bend,) = torch.autograd.grad(slope, f)
+    torch.testing.assert_close(slope.detach(), f.detach().tanh())
+    torch.testing.assert_close(bend, 1 - f.detach().tanh().square())
 
 
 @pytest.mark.parametrize("hidden", ["binary", "gaussian"])

@@ -50,7 +50,10 @@ def _log_integral(kind: str, field: Tensor) -> Tensor:
     """log Σ_u e^{⟨field,u⟩} over all states of coins, or log ∫ e^{⟨field,u⟩ − ½⟨u,u⟩} du: ``(...)``."""
     if kind == "gaussian":
         return field.square().sum(-1) / 2 + field.shape[-1] / 2 * math.log(2 * math.pi)
-    return (F.softplus(field, threshold=40.0) if kind == "binary" else torch.logaddexp(-field, field)).sum(-1)
+    if kind == "binary":
+        return F.softplus(field, threshold=40.0).sum(-1)
+    # log 2 cosh f; second derivatives of torch.logaddexp(−f, f) are NaN for large f
+    return (F.softplus(2 * field, threshold=40.0) - field).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,3 +190,21 @@ def test_what_cannot_happen_is_not_refused(method):
     assert model.smooth([[0.7]], method=method).mean[0, 0] == pytest.approx(0.7, abs=1e-12)
     if method in ("gpb1", "gpb2", "imm"):
         assert model.online(method=method).step([0.7]).log_likelihood == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("start", ["before", "first"])
+def test_paths_that_cannot_happen_do_not_grow(start):
+    """Their laws have no weight, but one that overflows would make the moments of their mode NaN."""
+    rng = np.random.default_rng(4)
+    model = random_model(rng, M=2, n=4, m=2, start=start, transition=np.array([[0.0, 1.0], [0.6, 0.4]]))
+    model = model._replaced(observation=10 * np.asarray(model.observation))
+    y = 10 * random_data(rng, 7, 2)
+    total, probability, _, mean, cov, _ = exact_posterior(model, y)
+    post, smooth = model.filter(y, method="exact"), model.smooth(y, method="exact")
+    np.testing.assert_allclose(post.log_likelihood, total, rtol=1e-10)
+    np.testing.assert_allclose(smooth.mode_probability, probability, atol=1e-9)
+    np.testing.assert_allclose(smooth.mode_mean, mean, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(smooth.mode_covariance, cov, rtol=1e-6, atol=1e-8)
+    for mine, known in ((post.mode_mean, mean), (post.mode_covariance, cov)):
+        assert np.isfinite(mine).all()
+        np.testing.assert_allclose(mine[-1], known[-1], rtol=1e-6, atol=1e-8)

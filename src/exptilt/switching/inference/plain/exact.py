@@ -87,6 +87,7 @@ def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step
             K, density, bad = condition(e, S, cov @ Ht.mT, torch.where(dead[..., 0], 0.0, terms(Ht, cov, Rt)))
             if bad.any():
                 raise stopped(f"{what}: at step {t}", int(torch.nonzero(bad)[0]) % M, M)
+            K = torch.where(dead, 0.0, K)  # their laws stay predictions: a gain by S = 1 would let them grow
             log_weight = log_weight + density
             mean, cov = mean + (K @ e[..., None])[..., 0], joseph(K, Ht, cov, Rt)
         steps.append(Step(*ahead, mean, cov, log_weight, []))
@@ -196,11 +197,9 @@ def smooth_exact(problem: Problem, series: int, what: str) -> ExactSmoothing:
             H, d, R = H[:, seen][mode], d[:, seen][mode], R[:, seen][:, :, seen][mode]
             ahead = now.ahead_cov[child]
             center, S = predict(H, now.ahead_mean[child], ahead, d, R)
-            S = torch.where(
-                torch.isneginf(posterior)[:, None, None], torch.eye(S.shape[-1], dtype=S.dtype), S
-            )
-            L = torch.linalg.cholesky(S)
-            whitened = torch.linalg.solve_triangular(L, H, upper=False)
+            dead = torch.isneginf(posterior)[:, None, None]
+            L = torch.linalg.cholesky(torch.where(dead, torch.eye(S.shape[-1], dtype=S.dtype), S))
+            whitened = torch.linalg.solve_triangular(L, torch.where(dead, 0.0, H), upper=False)
             e = torch.linalg.solve_triangular(L, (y[t][seen] - center)[..., None], upper=False)
             rest = torch.eye(len(F[0]), dtype=F.dtype) - ahead @ whitened.mT @ whitened
             score = (whitened.mT @ e + rest.mT @ score[..., None])[..., 0]
