@@ -32,7 +32,7 @@ _MOVED = {
         "dynamics.trajectory": "Trajectory",
     },
     "families": {
-        "_support.linalg": "repaired",
+        "_support.linalg": "pack repaired unpack",
         "families.estimate": "Estimate Kind=EstimateKind",
         "families.maximum_entropy": "MaximumEntropy",
         "families.members.normal_gamma": "MeanPrecision",
@@ -60,7 +60,6 @@ _MOVED = {
         "memory.theory": "guaranteed_radius separation_needed",
     },
     "sampling": {
-        "sampling.gibbs": "LinkChain",
         "sampling.resampling": "effective_size systematic",
         "sampling.smc": "Population",
     },

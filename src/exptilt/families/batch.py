@@ -134,6 +134,38 @@ class Fields(ABC):
         sizes = self._resized("expand", shape)
         return self.map(lambda leaf, event: leaf.expand((*sizes, *leaf.shape[leaf.ndim - event :])))
 
+    @classmethod
+    def stack(cls, measures: "Sequence[Self]", dim: int = 0) -> Self:
+        """One measure with the given measures as members: the opposite of iterating over a measure.
+
+        Args:
+            measures: one or more of this class, alike but for their tensors; their batch axes broadcast.
+            dim: where the new batch axis goes.
+
+        Example:
+            >>> from exptilt.families import Poisson
+            >>> Poisson.stack([Poisson(torch.tensor([1.0])), Poisson(torch.tensor([5.0]))]).mean()
+            tensor([[1.],
+                    [5.]])
+        """
+        members = list(measures)
+        kinds = {(type(member), getattr(member, "dtype", None)) for member in members}
+        if len(kinds) != 1 or next(iter(kinds))[0] is not cls:
+            got = ", ".join(sorted(f"{kind.__name__} {dtype}" for kind, dtype in kinds)) or "nothing"
+            wanted = f"pass one or more of {cls.__name__}, in one dtype"
+            raise ArgumentError(f"{cls.__name__}.stack: {wanted}; got {got}.")
+        try:
+            batch = common_shape(*(member.batch_shape for member in members))
+            wide = [member.expand(tuple(batch)) for member in members]
+            axis = range(len(batch) + 1)[dim]
+            stacked: Self = pytree.tree_map(lambda *leaves: torch.stack(leaves, axis), *wide)
+        except (RuntimeError, IndexError, ValueError) as error:
+            shapes = ", ".join(str(tuple(member.batch_shape)) for member in members)
+            raise ArgumentError(
+                f"{cls.__name__}.stack: measures have batches {shapes}, dim is {dim}: {error}."
+            ) from None
+        return stacked
+
     def _resized(self, method: str, shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
         """The batch's shape after `Tensor.reshape` or `Tensor.expand`, as `method` says."""
         batch = torch.empty(self.batch_shape, device="meta")
@@ -253,41 +285,6 @@ class Law(ABC):
         """
         q = self._event(q)
         return self._icdf(torch.where((q >= 0) & (q <= 1), q, torch.nan))
-
-
-def stack(measures: Sequence[Some], dim: int = 0) -> Some:
-    """One measure with the given measures as members: the opposite of iterating over a measure.
-
-    Args:
-        measures: of one class, dtype and event shape; their batch axes broadcast together.
-        dim: where the new batch axis goes.
-
-    Example:
-        >>> from exptilt.families import Poisson
-        >>> stack([Poisson(torch.tensor([1.0])), Poisson(torch.tensor([5.0]))]).mean()
-        tensor([[1.],
-                [5.]])
-    """
-    members = list(measures)
-    kinds = {type(member).__name__ for member in members}
-    if not members or not all(isinstance(member, Fields) for member in members) or len(kinds) > 1:
-        got = ", ".join(sorted(kinds)) or "nothing"
-        raise ArgumentError(f"stack: measures must be one or more of one class; got {got}.")
-    try:
-        batch = common_shape(*(member.batch_shape for member in members))
-        wide = [member.expand(tuple(batch)) for member in members]
-        axis = range(len(batch) + 1)[dim]
-        specs = [pytree.tree_flatten(member) for member in wide]
-        if any(spec != specs[0][1] for _, spec in specs):
-            raise ArgumentError("stack: measures differ in what is not a tensor (a density, a base).")
-        if len({leaf.dtype for leaves, _ in specs for leaf in leaves}) > 1:
-            raise ArgumentError("stack: measures differ in dtype. Convert them with .to(dtype).")
-        leaves = [torch.stack(parts, axis) for parts in zip(*(leaves for leaves, _ in specs), strict=True)]
-    except (RuntimeError, IndexError) as error:
-        shapes = ", ".join(str(tuple(member.batch_shape)) for member in members)
-        raise ArgumentError(f"stack: measures have batches {shapes}, dim is {dim}: {error}.") from None
-    stacked: Some = pytree.tree_unflatten(leaves, specs[0][1])
-    return stacked
 
 
 def _consumed(item: Any) -> int:

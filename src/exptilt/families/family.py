@@ -244,14 +244,6 @@ class ExponentialFamily(Measure):
         made = kind(**fields | {names[ours]: fields[names[ours]].sqrt() for ours in self._squares})
         return made if made.event_shape else distributions.Independent(made, 1)
 
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        if cls._twin is None:
-            return super()._from_torch(other)
-        inner = getattr(other, "base_dist", other)
-        fields = {ours: getattr(inner, theirs) for ours, theirs in cls._twin[1].items()}
-        return cls(**fields | {ours: fields[ours] ** 2 for ours in cls._squares})
-
     # Common to all families.
 
     @classmethod

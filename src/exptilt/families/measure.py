@@ -133,10 +133,6 @@ class Measure(Fields, Law):
     def _to_torch(self) -> distributions.Distribution:
         raise ArgumentError(f"torch.distributions has no {type(self).__name__}, so it cannot be converted.")
 
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        raise ArgumentError(f"torch.distributions has no {cls.__name__}.")
-
     def _mean(self, eta: Tensor) -> Tensor:
         return inverse_mean.gradient(self._log_normalizer, eta)
 
@@ -397,31 +393,6 @@ class Measure(Fields, Law):
         """The same law in `torch.distributions`; ``Independent(..., 1)`` if coordinates are independent."""
         return self._to_torch()
 
-    @classmethod
-    def from_torch(cls, other: distributions.Distribution) -> Self:
-        """The measure equal to a distribution of `torch.distributions`.
-
-        Args:
-            other: a distribution of the kind that `to_torch` returns.
-        """
-        try:
-            member = cls._from_torch(other)
-            same = _kind(member.to_torch()) == _kind(other)
-        except AttributeError:
-            same = False
-        if not same:
-            kind = " of ".join(_kind(other))
-            raise ArgumentError(f"{cls.__name__}.from_torch: got {kind}, which is not this family.")
-        if member.batch_shape != other.batch_shape:
-            got = f"batch {tuple(other.batch_shape)} and events {tuple(other.event_shape)}"
-            events = ", ".join(map(str, member.event_shapes))
-            ours = f"batch {tuple(member.batch_shape)} and events {events}"
-            wanted = "Pass Independent(..., 1), reshaped if need be."
-            raise ArgumentError(
-                f"{cls.__name__}.from_torch: got {got}, where this family has {ours}. {wanted}"
-            )
-        return member
-
     def _origin(self) -> Tensor:
         return torch.zeros(*self.batch_shape, self.dimension, dtype=self.dtype, device=self.device)
 
@@ -451,10 +422,3 @@ class Measure(Fields, Law):
             convert = "Convert one with .to(dtype)."
             raise ArgumentError(f"{name} is {vector.dtype}, this {kind} is {self.dtype}. {convert}")
         return vector
-
-
-def _kind(other: distributions.Distribution) -> tuple[str, ...]:
-    """Class names of a distribution and of the distributions inside it."""
-    inner = getattr(other, "base_dist", None) or getattr(other, "component_distribution", None)
-    name = type(other).__name__.replace("OneHotCategorical", "Categorical")
-    return (name, *_kind(inner)) if isinstance(inner, distributions.Distribution) else (name,)

@@ -133,11 +133,6 @@ class Multinomial(KnownParameter):
         logit = self.logit.expand(*self.batch_shape, -1)
         return distributions.Multinomial(int(self.total.flatten()[0]), logits=logit)
 
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """The member equal to a `torch.distributions.Multinomial`."""
-        return cls(other.logits, other.logits.new_full(other.batch_shape, other.total_count))
-
     def _kl(self, other: Self) -> Tensor:
         """n Σ_k D(p_k, p'_k); infinite if the totals differ, because the supports are then disjoint."""
         return torch.where(
