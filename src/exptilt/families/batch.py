@@ -152,7 +152,7 @@ class Fields(ABC):
         kinds = {(type(member), getattr(member, "dtype", None)) for member in members}
         if len(kinds) != 1 or next(iter(kinds))[0] is not cls:
             got = ", ".join(sorted(f"{kind.__name__} {dtype}" for kind, dtype in kinds)) or "nothing"
-            wanted = f"pass one or more of {cls.__name__}, in one dtype"
+            wanted = f"measures must be one or more of {cls.__name__}, in one dtype"
             raise ArgumentError(f"{cls.__name__}.stack: {wanted}; got {got}.")
         try:
             batch = common_shape(*(member.batch_shape for member in members))
@@ -201,37 +201,11 @@ class Fields(ABC):
             raise unlike_an_event(type(self).__name__, wanted, leaves)
         return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
 
-
-def _flatten(held: Fields) -> tuple[list[Any], tuple[Any, ...]]:
-    fields = dataclasses.fields(held)  # type: ignore[arg-type]
-    children = [getattr(held, field.name) for field in fields if not field.metadata.get("static")]
-    return children, tuple(getattr(held, field.name) for field in fields if field.metadata.get("static"))
-
-
-def _unflattener(cls: type[Fields]) -> Callable[[Any, Any], Fields]:
-    def unflatten(children: Any, context: tuple[Any, ...]) -> Fields:
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-        tensors, others = iter(children), iter(context)
-        made = {field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
-        return make(cls, **made)
-
-    return unflatten
-
-
-class BatchError(ArgumentError, IndexError, TypeError):
-    """A batch axis does not exist, or an index is out of range."""
-
-
-class Law(ABC):
-    """Moments, mode, distribution function and quantiles of x, if they exist."""
+    # What a law says of x itself.
 
     @abstractmethod
     def _event_moments(self) -> tuple[Any, Any]:
         """E[x] and Var[x], each shaped like one draw."""
-
-    @abstractmethod
-    def _event(self, x: Any) -> Any:
-        """The event x in the dtype of the law; an error unless its tensors end in the event shapes."""
 
     def _mode(self) -> Any:
         raise ArgumentError(f"{type(self).__name__}: the mode has no closed form here.")
@@ -285,6 +259,26 @@ class Law(ABC):
         """
         q = self._event(q)
         return self._icdf(torch.where((q >= 0) & (q <= 1), q, torch.nan))
+
+
+def _flatten(held: Fields) -> tuple[list[Any], tuple[Any, ...]]:
+    fields = dataclasses.fields(held)  # type: ignore[arg-type]
+    children = [getattr(held, field.name) for field in fields if not field.metadata.get("static")]
+    return children, tuple(getattr(held, field.name) for field in fields if field.metadata.get("static"))
+
+
+def _unflattener(cls: type[Fields]) -> Callable[[Any, Any], Fields]:
+    def unflatten(children: Any, context: tuple[Any, ...]) -> Fields:
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        tensors, others = iter(children), iter(context)
+        made = {field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
+        return make(cls, **made)
+
+    return unflatten
+
+
+class BatchError(ArgumentError, IndexError, TypeError):
+    """A batch axis does not exist, or an index is out of range."""
 
 
 def _consumed(item: Any) -> int:

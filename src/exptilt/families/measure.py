@@ -33,7 +33,7 @@ from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.batch import STATIC as STATIC
-from exptilt.families.batch import Fields, Law
+from exptilt.families.batch import Fields
 from exptilt.families.batch import make as make
 from exptilt.families.checks import one_coordinate, sizes
 from exptilt.families.estimate import Estimate
@@ -48,7 +48,7 @@ class Base(Enum):
     SIMPLEX = "a density on the simplex"
 
 
-class Measure(Fields, Law):
+class Measure(Fields):
     """Base class of every measure; derives all else from the log-normalizer."""
 
     identity_coordinate: ClassVar[bool] = True
@@ -92,10 +92,6 @@ class Measure(Fields, Law):
     @abstractmethod
     def _log_prob(self, x: Any) -> Tensor:
         """Log-density of the normalised measure at x, which has the right shape and is in the support."""
-
-    @abstractmethod
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
-        """Draws ``shape + batch + event``."""
 
     @abstractmethod
     def entropy(self) -> Tensor | Estimate:
@@ -210,6 +206,12 @@ class Measure(Fields, Law):
             return y, torch.zeros(count, *self.batch_shape, dtype=self.dtype, device=self.device)
         y = pytree.tree_map(torch.detach, y)
         return y, self._log_prob_inner(y)
+
+    # A subclass must define one of the next two.
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
+        """Draws ``shape + batch + event``."""
+        return self._from_inner(self._sample_inner(shape, generator))
 
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
         """Draws in the inner form."""

@@ -76,7 +76,7 @@ class Laplace(KnownParameter):
         """
         return self.coordinate(x)
 
-    def _coordinate(self, x: Tensor) -> Tensor:
+    def _whole_statistic(self, x: Tensor) -> Tensor:
         return (x - self.location).abs()
 
     def _log_prob(self, x: Tensor) -> Tensor:

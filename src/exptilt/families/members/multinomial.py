@@ -73,7 +73,7 @@ class Multinomial(KnownParameter):
 
     @classmethod
     def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None and asked in ("from_mean", "fit_mixture"):
+        if known is None and asked != "from_natural" and asked != "log_partition":
             known = vector.sum(-1).round().clamp_min(1)
         return super()._some(known, vector, asked)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from exptilt._support.checks import finite, positive
 from exptilt._support.errors import ArgumentError
 from exptilt._support.linalg import check_covariance, dot, factorize, log_determinant, matvec
-from exptilt.families.batch import Fields, Law
+from exptilt.families.batch import Fields
 from exptilt.families.checks import check_tensors, sizes, with_axes
 from exptilt.families.members.gaussian import whiten
 from exptilt.families.numerics.distribution_functions import by_scipy
@@ -27,7 +27,7 @@ from exptilt.families.numerics.gamma_functions import digamma_rise, remainder
 
 
 @dataclass(frozen=True, eq=False)
-class StudentT(Fields, Law):
+class StudentT(Fields):
     """Student's t in D dimensions.
 
     Args:

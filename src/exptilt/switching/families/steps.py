@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def own(model: "SwitchingFamily", belief: ExponentialFamily) -> ExponentialFamily:
     """D_j(belief_j) of a belief ``(..., M)``."""
-    found: ExponentialFamily = stack([move(belief[..., j]) for j, move in enumerate(model.dynamics)], -1)
-    return found
+    moved = [move(belief[..., j]) for j, move in enumerate(model.dynamics)]
+    return type(belief).stack(moved, -1)
 
 
 def merged(log_weight: Tensor, belief: ExponentialFamily) -> ExponentialFamily:
