@@ -168,7 +168,7 @@ def _statistic_of_points(
 def _check_tails(measure: Measure | StudentT, values: Tensor) -> None:
     """Raise where the mean of ``values (N, K)`` at the nodes of a quadrature may not exist."""
     if isinstance(measure, FromDensity):
-        beyond = torch.stack([measure.beyond(column) for column in values.unbind(-1)], -1)
+        beyond = torch.stack([measure._beyond(column) for column in values.unbind(-1)], -1)
         wanted = "one that converges: its terms do not fall towards the last nodes"
         entries("project", "expected statistic", beyond, beyond.isfinite(), wanted)
 

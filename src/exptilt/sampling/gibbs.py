@@ -53,10 +53,10 @@ def gibbs(
     discard = whole("gibbs", "discard", discard, least=0)
     check_generator("gibbs", generator)
     state = _started(joint, chains, start, given or {}, generator)
-    t = joint.statistics(state)
+    t = joint._statistics(state)
     kept: dict[str, list[Tensor]] = {name: [] for name in joint.sites}
     for step in range(discard + sweeps):
-        joint.advance(state, t, generator=generator, keep=tuple(given or ()))
+        joint._advance(state, t, generator=generator, keep=tuple(given or ()))
         if step >= discard:
             for name, x in state.items():
                 kept[name].append(x)
@@ -70,7 +70,7 @@ def _started(
     given: Mapping[str, Tensor],
     generator: torch.Generator | None,
 ) -> State:
-    drawn = joint.independent((chains,), generator)
+    drawn = joint._independent((chains,), generator)
     for source, values in (("start", start or {}), ("given", given)):
         for name, x in values.items():
             if name not in drawn:
