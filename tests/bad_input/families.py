@@ -68,7 +68,7 @@ ROWS = [
     (
         lambda: f.Gamma(torch.ones(2), torch.ones(3)),
         "shape",
-        r"last axes must be equally long; got shape \(2,\), rate \(3,\)",
+        r"shape must be \(..., D\) and rate must be \(..., D\); got shape \(2,\), rate \(3,\)",
     ),
     (lambda: f.Dirichlet(torch.ones(1)), "concentration", r"at least 2 entries"),
     (lambda: f.VonMisesFisher(torch.ones(1)), "vector", r"at least 2 entries"),
@@ -160,7 +160,7 @@ ROWS = [
         r"Beta: eta must be inside the natural domain",
     ),
     (
-        lambda: f.Dirichlet(torch.ones(2)).covariance_product(torch.ones(2), torch.tensor([0.0, -1.0])),
+        lambda: f.Dirichlet(torch.ones(2)).covariance(torch.tensor([0.0, -1.0])),
         "eta",
         r"Dirichlet: eta must be inside",
     ),
@@ -334,6 +334,12 @@ ROWS = [
         "mean_vector",
         r"mean_vector has shape \(0,\). Pass .* none of the last 1 empty",
     ),
+    (
+        lambda: f.NegativeBinomial.from_mean(t(1.0)),
+        "known",
+        "the failures must be given; pass known=failures",
+    ),
+    (lambda: f.Poisson.from_mean(t(1.0), known=t(2.0)), "known", "no parameter is known here"),
     (lambda: f.fit_linear_link(torch.ones(3, 2)), "samples", "samples is a Tensor"),
     (lambda: f.fit_linear_link(f.Poisson(torch.ones(4, 2))), "samples", "one natural parameter"),
     (lambda: f.fit_linear_link((torch.ones(3, 2), torch.ones(3, 3))), "samples", "at least two"),

@@ -30,6 +30,17 @@ class EstimateKind(Enum):
         return self.value
 
 
+def _comparison(operator: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """A comparison of the values of two estimates, or of an estimate and a number or tensor."""
+
+    def compared(self: "Estimate", other: "Estimate | Tensor | float") -> Tensor:
+        if not isinstance(other, Estimate | Tensor | int | float):
+            return NotImplemented
+        return operator(self.value, getattr(other, "value", other))
+
+    return compared
+
+
 @dataclass(frozen=True, eq=False)
 class Estimate:
     """A value and how it was obtained; `float` gives the value.
@@ -123,30 +134,10 @@ class Estimate:
         shown = value if self.kind is EstimateKind.EXACT else f"{value} ± {error}"
         return f"{shown} (quadrature)" if self.kind is EstimateKind.QUADRATURE else shown
 
-    def _compared(self, other: Any, operator: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        if not isinstance(other, Estimate | Tensor | int | float):
-            return NotImplemented  # type: ignore[no-any-return]
-        result: Tensor = operator(self.value, getattr(other, "value", other))
-        return result
-
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        return self._compared(other, torch.eq)
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        return self._compared(other, torch.ne)
-
-    def __lt__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.lt)
-
-    def __le__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.le)
-
-    def __gt__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.gt)
-
-    def __ge__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.ge)
-
+    __eq__ = _comparison(torch.eq)  # type: ignore[assignment]
+    __ne__ = _comparison(torch.ne)  # type: ignore[assignment]
+    __lt__, __le__ = _comparison(torch.lt), _comparison(torch.le)
+    __gt__, __ge__ = _comparison(torch.gt), _comparison(torch.ge)
     __hash__ = object.__hash__
 
 

@@ -62,6 +62,12 @@ class ExponentialFamily(Measure):
     _twin: ClassVar[tuple[Any, Mapping[str, str]] | None] = None
     """The class in `torch.distributions`, and its name for each of our fields."""
 
+    _natural_field: ClassVar[str] = ""
+    """The field that holds θ itself, if there is one."""
+
+    _mean_field: ClassVar[str] = ""
+    """The field that holds E[u] itself, if there is one."""
+
     _open_ends: ClassVar[bool] = False
     """Whether the ends of `_reach` are outside the support."""
 
@@ -70,19 +76,14 @@ class ExponentialFamily(Measure):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        given = {field: (x, event) for field, x, event in self._fields()}
-        for field, x in with_axes(given).items():
+        for field, x in with_axes({field: (x, event) for field, x, event in self._fields()}).items():
             object.__setattr__(self, field, x)
-        fields = {field: (x, event) for field, x, event in self._fields()}
-        check_tensors(name, fields)
-        sized = {label: (x, event) for label, (x, event) in fields.items() if event}
-        if len({size for x, event in sized.values() for size in x.shape[x.ndim - event :]}) > 1:
-            got = ", ".join(f"{label} {tuple(x.shape)}" for label, (x, _) in sized.items())
-            wanted = " and ".join(
-                f"{label} must be (..., {'D' if e == 1 else 'D, D'})" for label, (_, e) in sized.items()
-            )
-            equal = "last axes must be equally long" if all(e == 1 for _, e in sized.values()) else wanted
-            raise ArgumentError(f"{name}: {equal}; got {got}.")
+        check_tensors(name, {field: (x, event) for field, x, event in self._fields()})
+        sized = [(field, x, event) for field, x, event in self._fields() if event]
+        if len({size for _, x, event in sized for size in x.shape[x.ndim - event :]}) > 1:
+            got = ", ".join(f"{field} {tuple(x.shape)}" for field, x, _ in sized)
+            wanted = " and ".join(f"{field} must be (..., {', '.join('D' * e)})" for field, _, e in sized)
+            raise ArgumentError(f"{name}: {wanted}; got {got}.")
         for field, x, event in self._fields():
             if event and x.shape[-1] < self._least_length:
                 least = f"at least {self._least_length} entries"
@@ -99,26 +100,38 @@ class ExponentialFamily(Measure):
     def _check(self) -> None:
         """Raise if the fields break a rule that the class tables above do not state."""
 
-    # A subclass must define these.
+    # A subclass must define these; the first four may be left out where a field holds θ or E[u].
 
     @classmethod
-    @abstractmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         """The member with natural parameter θ, unchecked."""
+        return make(cls, **{cls._natural_field: theta})
 
     @property
-    @abstractmethod
     def natural_parameter(self) -> Tensor:
         """θ, ``(..., K)``."""
+        return self._spread_out(getattr(self, self._natural_field))
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        """The member with attainable mean parameter ``(..., K)``, unchecked."""
+        return make(cls, **{cls._mean_field: mean})
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """E[u], ``(..., K)``."""
+        if self._mean_field:
+            return self._spread_out(getattr(self, self._mean_field))
+        return inverse_mean.gradient(self._partition_at, self.natural_parameter)
+
+    def _spread_out(self, field: Tensor) -> Tensor:
+        """A field ``(..., K)``, expanded to the whole batch."""
+        batch = self.batch_shape
+        return field if field.shape[:-1] == batch else field.expand(*batch, -1)
 
     @abstractmethod
     def _log_partition(self) -> Tensor:
         """A(θ) in the family's own parameters."""
-
-    @classmethod
-    @abstractmethod
-    def _from_mean(cls, mean: Tensor) -> Self:
-        """The member with attainable mean parameter ``(..., K)``, unchecked."""
 
     # A subclass may override these.
 
@@ -188,11 +201,6 @@ class ExponentialFamily(Measure):
 
     def _log_base(self, x: Any) -> Tensor | float:
         return 0.0
-
-    @property
-    def mean_parameter(self) -> Tensor:
-        """E[u], ``(..., K)``."""
-        return inverse_mean.gradient(self._partition_at, self.natural_parameter)
 
     @classmethod
     def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
@@ -359,9 +367,9 @@ class ExponentialFamily(Measure):
         fisher = self._fisher()
         if coordinates == "natural":
             return fisher
-        inverse: Tensor = (
-            torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
-        )
+        if self.minimal:
+            return torch.linalg.inv(fisher)
+        inverse: Tensor = torch.linalg.pinv(fisher, hermitian=True)
         return inverse
 
     def _fisher(self) -> Tensor:
@@ -461,31 +469,6 @@ class ExponentialFamily(Measure):
         if mean.shape[-1] == self.natural_parameter.shape[-1]:
             close = close & (self._mean_error(reached, mean) <= max(relative, 256 * precision))
         return judged(eta, close, excess, error.amax(-1))
-
-
-class PositiveFamily(ExponentialFamily):
-    """Base of the families of positive numbers, whose draws have their logarithm as inner form."""
-
-    _differentiable_draws = True
-    _inner_form = ("log x", (1,))
-
-    @abstractmethod
-    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
-        """Log-density at ``x (..., D)``, given its logarithm as well."""
-
-    @abstractmethod
-    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Logarithms of draws, ``shape + batch + (D,)``."""
-
-    def _from_inner(self, y: Tensor) -> Tensor:
-        limits = torch.finfo(y.dtype)
-        return y.exp().clamp(limits.tiny, limits.max / 4)
-
-    def _log_prob(self, x: Tensor) -> Tensor:
-        return self._log_density(x, x.log())
-
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return self._log_density(y.exp(), y)
 
 
 def joined(*parts: Tensor) -> Tensor:

@@ -135,10 +135,6 @@ class Measure(Fields):
     def _covariance(self, eta: Tensor) -> Tensor:
         return inverse_mean.hessian(self._log_normalizer, eta)
 
-    def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
-        product: Tensor = torch.func.jvp(self._mean, (eta,), (vector,))[1]
-        return product
-
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         solution = inverse_mean.natural(self, mean, tolerance, max_steps)
         every = torch.ones_like(solution.code, dtype=torch.bool)
@@ -259,21 +255,6 @@ class Measure(Fields):
             ``(..., D, D)``.
         """
         return self._covariance(self._origin() if eta is None else self._within(eta, "eta"))
-
-    def covariance_product(self, vector: Tensor, eta: Tensor | None = None) -> Tensor:
-        """Cov[t] times a vector, without forming the covariance.
-
-        Args:
-            vector: ``(..., D)``.
-            eta: ``(..., D)``, the tilt, where G is finite; default 0.
-
-        Returns:
-            ``(..., D)``.
-        """
-        vector = self._spread(vector, "vector")
-        eta = torch.zeros_like(vector) if eta is None else self._within(eta, "eta")
-        eta, vector = torch.broadcast_tensors(eta, vector)
-        return self._covariance_product(eta, vector)
 
     def tilt(self, eta: Tensor) -> Self:
         """The measure h(x) e^{⟨t(x),η⟩}, of the same class; ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.

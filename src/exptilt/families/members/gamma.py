@@ -15,8 +15,8 @@ from torch import Tensor, distributions
 
 from exptilt._support.checks import entries
 from exptilt._support.linalg import total
-from exptilt.families.family import PositiveFamily
 from exptilt.families.measure import make
+from exptilt.families.members.positive import PositiveFamily
 from exptilt.families.numerics.deviance import gamma_kl, gamma_log_density
 from exptilt.families.numerics.distribution_functions import by_scipy, incomplete_gamma
 from exptilt.families.numerics.draws import log_standard_gamma

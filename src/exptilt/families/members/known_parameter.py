@@ -13,6 +13,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt.families.family import ExponentialFamily
+from exptilt.families.measure import make
 from exptilt.families.numerics.hull import box_excess
 
 
@@ -50,6 +51,16 @@ class KnownParameter(ExponentialFamily):
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
         return cls._some(None, mean, "from_mean")._with_mean(mean)
+
+    def _with_natural(self, theta: Tensor) -> Self:
+        return self._with(self._natural_field, theta)
+
+    def _with_mean(self, mean: Tensor) -> Self:
+        return self._with(self._mean_field, mean)
+
+    def _with(self, field: str, value: Tensor) -> Self:
+        """This member with another value of the field that is not known, unchecked."""
+        return make(type(self), **{self.known_field: getattr(self, self.known_field), field: value})
 
     def _fisher(self) -> Tensor:
         return self.covariance()

@@ -40,6 +40,7 @@ class Multinomial(KnownParameter):
     logit: Tensor
     total: Tensor
     event_dims: ClassVar = {"logit": 1, "total": 0}
+    _natural_field = "logit"
     known_field = "total"
     _mean_says_known = True
     base = Base.COUNTING
@@ -52,11 +53,6 @@ class Multinomial(KnownParameter):
     @property
     def _reach(self) -> tuple[Any, Any, Any]:  # type: ignore[override]
         return 0.0, self._n, self._n
-
-    @property
-    def natural_parameter(self) -> Tensor:
-        """The logits, ``(..., K)``."""
-        return self.logit.expand(*self.batch_shape, -1)
 
     @property
     def mean_parameter(self) -> Tensor:
@@ -77,11 +73,8 @@ class Multinomial(KnownParameter):
             known = vector.sum(-1).round().clamp_min(1)
         return super()._some(known, vector, asked)
 
-    def _with_natural(self, theta: Tensor) -> Self:
-        return make(type(self), logit=theta, total=self.total)
-
     def _with_mean(self, mean: Tensor) -> Self:
-        return make(type(self), logit=Categorical._from_mean(mean).logit, total=self.total)
+        return self._with("logit", Categorical._from_mean(mean).logit)
 
     @classmethod
     def _typical(cls, like: Tensor) -> Self:
