@@ -88,11 +88,13 @@ def test_gradients_flow_through_an_index() -> None:
 
 def test_errors_say_what_was_got() -> None:
     h = f.Poisson(torch.ones(3, 2))
-    with pytest.raises(IndexError, match=r"Poisson with batch \(3,\): 0, 1 indexes 2 axes"):
+    with pytest.raises(
+        IndexError, match=r"Poisson with batch \(3,\): cannot be indexed by \(0, 1\).*too many indices"
+    ):
         h[0, 1]
     with pytest.raises(IndexError, match=r"Poisson with batch \(3,\).*7.*out of bounds"):
         h[7]
-    with pytest.raises(IndexError, match=r"Poisson with batch \(\): 0 indexes 1 axes"):
+    with pytest.raises(IndexError, match=r"Poisson with batch \(\): cannot be indexed by 0"):
         h[0][0]
     with pytest.raises(TypeError, match="no batch axes, so len"):
         len(h[0])

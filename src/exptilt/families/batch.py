@@ -89,21 +89,17 @@ class Fields(ABC):
         return changed
 
     def __getitem__(self, index: Any) -> Self:
-        items = index if isinstance(index, tuple) else (index,)
-        used = sum(_consumed(item) for item in items)
-        batch = tuple(self.batch_shape)
-        name = f"{type(self).__name__} with batch {batch}"
-        if used > len(batch) or sum(item is Ellipsis for item in items) > 1:
-            raise BatchError(
-                f"{name}: {_shown(items)} indexes {used} axes. Only batch axes can be indexed, "
-                "those of an event cannot."
-            )
-        where = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
-        items = (*items[:where], *[slice(None)] * (len(batch) - used), *items[where + 1 :])
+        batch = self.batch_shape
         try:
-            return self._along_batch(lambda leaf, _: leaf[items])
-        except (IndexError, TypeError) as error:
-            raise BatchError(f"{name}: cannot be indexed by {_shown(items)}; {error}.") from None
+            places = torch.arange(batch.numel(), device=self.device).reshape(batch)[index]
+        except (IndexError, TypeError, ValueError) as error:
+            name = f"{type(self).__name__} with batch {tuple(batch)}"
+            raise BatchError(f"{name}: cannot be indexed by {index}, only batch axes can; {error}.") from None
+
+        def chosen(leaf: Tensor, event: int) -> Tensor:
+            return leaf.reshape(batch.numel(), *leaf.shape[leaf.ndim - event :])[places]
+
+        return self._along_batch(chosen)
 
     def __len__(self) -> int:
         if not self.batch_shape:
@@ -279,19 +275,6 @@ def _unflattener(cls: type[Fields]) -> Callable[[Any, Any], Fields]:
 
 class BatchError(ArgumentError, IndexError, TypeError):
     """A batch axis does not exist, or an index is out of range."""
-
-
-def _consumed(item: Any) -> int:
-    """Number of axes that one item of an index consumes."""
-    if item is None or item is Ellipsis or isinstance(item, bool):
-        return 0
-    if isinstance(item, Tensor) and item.dtype == torch.bool:
-        return item.ndim
-    return 1
-
-
-def _shown(items: tuple[Any, ...]) -> str:
-    return ", ".join("..." if item is Ellipsis else str(item) for item in items)
 
 
 def _sizes(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:

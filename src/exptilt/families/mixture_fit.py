@@ -186,7 +186,7 @@ def fit_mixture(
     log_weight = share.mean(0).log()
     members, collapsed, edge = problem.fitted(share)
     stuck = collapsed.any(-1)
-    members = _kept(stuck[:, None].expand_as(collapsed), _repeated(problem.typical(), members), members)
+    members = _kept(stuck[:, None].expand_as(collapsed), problem.typical(), members)
     residual = torch.full(log_weight.shape[:1], torch.inf, dtype=log_weight.dtype, device=log_weight.device)
     done, steps, edges = stuck.clone(), 0, edge
     for _ in track(range(max_steps), f"EM, {starts} starts", show=progress):
@@ -231,26 +231,19 @@ def _best(
     steps: int,
 ) -> Solution[Mixture]:
     """The start with the best status and, among equals, the largest likelihood, in the dtype of the data."""
-    code = torch.where(residual <= tolerance, Status.CONVERGED.code, Status.MAX_STEPS.code)
     rounding = problem.rounding(every.components, every.log_probability.exp())
-    coarse = (residual <= tolerance) & (rounding > tolerance)
-    residual = torch.maximum(residual, rounding)
+    close, residual = residual <= tolerance, torch.maximum(residual, rounding)
+    coarse = close & (rounding > tolerance)
+    at_edge = (edges & (every.log_weight > -torch.inf)).any(-1)
+    code = torch.where(close, Status.CONVERGED.code, Status.MAX_STEPS.code)
+    code = torch.where(close & at_edge, Status.BOUNDARY.code, code)
     code = torch.where(coarse, Status.STALLED.code, code)
-    at_edge = (edges & (every.log_weight > -torch.inf)).any(-1) & (code == Status.CONVERGED.code)
-    code = torch.where(at_edge, Status.BOUNDARY.code, code)
     code = torch.where(stuck, Status.UNBOUNDED.code, code)
-    order = {
-        Status.CONVERGED.code: 0,
-        Status.BOUNDARY.code: 0,
-        Status.STALLED.code: 1,
-        Status.MAX_STEPS.code: 1,
-    }
     likelihood = problem.shares(every.log_weight, every.components)[1].mean(0).nan_to_num(-torch.inf)
-    rank = [(-order.get(int(c), 2), float(v)) for c, v in zip(code, likelihood, strict=True)]
-    best = max(range(len(rank)), key=rank.__getitem__)
-    value = every[best].to(x.dtype)
+    grade = (close & ~coarse).int() - stuck.int()  # solved, unsolved, without a solution
+    best = max(range(len(code)), key=lambda start: (int(grade[start]), float(likelihood[start])))
     status = list(Status)[int(code[best])]
-    return Solution.of(value, status, residual[best].to(x.dtype), steps)
+    return Solution.of(every[best].to(x.dtype), status, residual[best].to(x.dtype), steps)
 
 
 def _problem(x: Any, family: Any, components: int, known: Tensor | None) -> _Problem:
@@ -279,11 +272,6 @@ def _problem(x: Any, family: Any, components: int, known: Tensor | None) -> _Pro
         wide = inside[(..., *[None] * rank)].expand(data.shape)
         entries("fit_mixture", "x", data, wide, f"in the support of {family.__name__}")
     return _Problem(family, data, member._whole_statistic(data), given)
-
-
-def _repeated(member: ExponentialFamily, like: ExponentialFamily) -> ExponentialFamily:
-    """One member, repeated to the batch of `like`."""
-    return member.expand(tuple(like.batch_shape))
 
 
 def _kept(keep: Tensor, old: ExponentialFamily, new: ExponentialFamily) -> ExponentialFamily:
