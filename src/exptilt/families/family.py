@@ -367,9 +367,9 @@ class ExponentialFamily(Measure):
         fisher = self._fisher()
         if coordinates == "natural":
             return fisher
-        if self.minimal:
-            return torch.linalg.inv(fisher)
-        inverse: Tensor = torch.linalg.pinv(fisher, hermitian=True)
+        inverse: Tensor = (
+            torch.linalg.inv(fisher) if self.minimal else torch.linalg.pinv(fisher, hermitian=True)
+        )
         return inverse
 
     def _fisher(self) -> Tensor:

@@ -79,7 +79,7 @@ class Joint:
                 raise ArgumentError(
                     f"Joint: coupling has the key {pair!r}. Pass each pair of different sites once."
                 )
-        axes = {f"coupling[{pair!r}]": pair for pair in self.coupling}
+        axes: dict[str, tuple[str, ...]] = {f"coupling[{pair!r}]": pair for pair in self.coupling}
         axes |= {f"bias[{name!r}]": (name,) for name in self.bias}
         for what, names in axes.items():
             for name in names:

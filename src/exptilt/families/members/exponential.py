@@ -43,7 +43,7 @@ class Exponential(GammaLaw):
         return 1 / self.rate
 
     @property
-    def shape(self) -> Tensor:
+    def shape(self) -> Tensor:  # type: ignore[override]
         """1, ``(..., D)``."""
         return torch.ones_like(self.rate)
 
