@@ -275,7 +275,7 @@ class ExponentialFamily(Measure):
 
         Args:
             theta: ``(..., K)``.
-            known: the known parameter, as the constructor takes it, for families that have one.
+            known: ``(...)`` or ``(..., D)`` as the constructor takes it, for families with a known parameter.
         """
         some = cls._some(known, cls._checked_statistic(theta, "theta"), "from_natural")
         return some._valid_at(theta, theta, "theta")
@@ -301,7 +301,7 @@ class ExponentialFamily(Measure):
 
         Args:
             mean: ``(..., K)``, wanted E[u].
-            known: the known parameter, as the constructor takes it, for families that have one.
+            known: ``(...)`` or ``(..., D)`` as the constructor takes it, for families with a known parameter.
         """
         finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
         return cls._some(known, mean, "from_mean")._solved(mean)
@@ -340,7 +340,7 @@ class ExponentialFamily(Measure):
 
         Args:
             theta: ``(..., K)``.
-            known: the known parameter, as the constructor takes it, for families that have one.
+            known: ``(...)`` or ``(..., D)`` as the constructor takes it, for families with a known parameter.
 
         Returns:
             ``(...)``, infinite outside the natural domain.
