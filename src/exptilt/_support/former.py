@@ -59,10 +59,7 @@ _MOVED = {
         "memory.nearest": "Nearest SearchIndex",
         "memory.theory": "guaranteed_radius separation_needed",
     },
-    "sampling": {
-        "sampling.resampling": "effective_size systematic",
-        "sampling.smc": "Population",
-    },
+    "sampling": {"sampling.resampling": "effective_size systematic", "sampling.smc": "Population"},
     "switching": {
         "switching": "discounted=DiscountedDynamics fit_ready=fit_named_model pushed=LinearDynamics",
         "switching.as_attention": "HeadFilter MixingStep",
