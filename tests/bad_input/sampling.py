@@ -3,7 +3,7 @@
 import torch
 
 from exptilt import families as f
-from exptilt.sampling import Joint, gibbs, link_chain, smc
+from exptilt.sampling import Joint, gibbs, smc
 from exptilt.sampling.resampling import effective_size, systematic
 
 GAUSS = f.Gaussian(torch.zeros(1), torch.eye(1))
@@ -43,8 +43,5 @@ ROWS = [
     ),
     (lambda: systematic(torch.full((2, 3), -torch.inf)), "log_weight", "not −inf throughout"),
     (lambda: systematic(torch.tensor([0.0, torch.nan])), "log_weight", "not −inf throughout"),
-    (lambda: link_chain(GAUSS, torch.eye(2), torch.ones(3, 1), 5), "link", "link has shape"),
-    (lambda: link_chain(GAUSS, torch.eye(1), torch.ones(3, 2), 5), "start", "start has shape"),
-    (lambda: link_chain(GAUSS, torch.eye(1), torch.ones(3, 1), 400), "steps", "step 12"),
     (lambda: effective_size(3.0), "log_weight", "log_weight"),
 ]

@@ -522,5 +522,5 @@ def vector(*entries: float) -> torch.Tensor:
 def test_tails_without_a_mean_are_infinite(p: f.ExponentialFamily, q: f.Measure, finite: bool) -> None:
     """E_p[−log q] is infinite where q falls as e^{−x} and p has no mean: no sample shows that."""
     assert math.isfinite(float(f.kl(p, q))) is finite
-    pair = f.Mixture(torch.tensor([0.0, -3.0], dtype=p.dtype), f.stack([p, p]))
+    pair = f.Mixture(torch.tensor([0.0, -3.0], dtype=p.dtype), type(p).stack([p, p]))
     assert math.isfinite(float(f.kl(pair, q))) is finite

@@ -129,7 +129,7 @@ SPREAD_OUT += ["NormalGamma", "Wishart", "NormalInverseWishart"]
 def test_draws_at_the_edge_of_the_support_count(name: str, dtype: torch.dtype) -> None:
     p, q = (spread_out(name, small, dtype) for small in (0.01, 0.02))
     alone = torch.zeros(1, dtype=dtype)
-    mixtures = [f.Mixture(alone, f.stack([member])) for member in (p, q)]
+    mixtures = [f.Mixture(alone, type(member).stack([member])) for member in (p, q)]
     g = torch.Generator().manual_seed(3)
     y, score = mixtures[0]._sample_scored(4096, g)
     surprise = -mixtures[0]._log_prob_inner(y)

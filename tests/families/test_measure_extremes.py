@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
 from exptilt import families as f
 from exptilt._support.errors import ArgumentError
@@ -111,18 +111,6 @@ def test_draws_stay_in_the_support() -> None:
     pair = f.NormalGamma(*(t(v, dtype=F32) for v in (0.0, 1e-3, 1e-3, 1e8))).sample((1000,), generator=g)
     assert float(pair.precision.min()) > 0
     assert bool(pair.mean.isfinite().all())
-
-
-def test_independence_of_another_kind_is_refused() -> None:
-    normal = distributions.Normal(torch.zeros(3, 2), torch.ones(3, 2))
-    for count in (0, 2):
-        with pytest.raises(
-            ArgumentError,
-            match=r"from_torch: got batch .* where this family has batch \(3,\) and events \(2,\)",
-        ):
-            f.DiagonalGaussian.from_torch(distributions.Independent(normal, count))
-    assert f.DiagonalGaussian.from_torch(distributions.Independent(normal, 1)).batch_shape == (3,)
-    assert f.Categorical.from_torch(distributions.Categorical(logits=torch.zeros(3, 2))).batch_shape == (3,)
 
 
 def test_deviance() -> None:

@@ -65,7 +65,7 @@ def test_a_fit_that_converged_has_no_gradient(pair: tuple[Any, Any]) -> None:
             size = 1.0 if name == "mean_vector" else leaf.detach().abs().clamp_min(1.0)
             assert slope is not None
             assert float((slope * size).detach().abs().max()) < 1e-4, name
-    truth = f.Mixture(t(0.0, 0.0), f.stack(list(pair)))
+    truth = f.Mixture(t(0.0, 0.0), type(pair[0]).stack(list(pair)))
     assert float(whole.detach()) > float(truth.log_prob(x).mean())
 
 

@@ -39,8 +39,6 @@ def test_hessian_is_covariance(case: Case, g: torch.Generator) -> None:
     assert covariance.shape == (2, h.dimension, h.dimension)
     close(covariance, inverse_mean.hessian(h.log_normalizer, eta), 1e-8)
     assert float(torch.linalg.eigvalsh(covariance).min()) > -1e-12
-    vector = randn(g, 2, h.dimension)
-    close(h.covariance_product(vector, eta), (covariance @ vector.unsqueeze(-1)).squeeze(-1), 1e-8)
 
 
 @every

@@ -1,7 +1,6 @@
 """Gibbs, SMC and resampling: against enumeration, closed forms and simulation-based calibration."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 from exptilt import attend
 from exptilt import families as f
 from exptilt._support.errors import ArgumentError, ConvergenceError
-from exptilt.sampling import Joint, gibbs, link_chain, smc
+from exptilt.sampling import Joint, gibbs, smc
 from exptilt.sampling.resampling import effective_size, systematic
 
 F64 = torch.float64
@@ -210,24 +209,6 @@ def test_systematic_resampling() -> None:
     assert set(systematic(dead, 1000, generator=generator()).tolist()) == {1}
     assert torch.allclose(effective_size(log_weight), 1 / share.square().sum(-1))
     assert float(effective_size(torch.full((7,), -1e4))) == pytest.approx(7)
-
-
-def test_a_linear_link_with_a_skip_connection_blows_up() -> None:
-    sigma, M = torch.diag(torch.tensor([0.5, 0.1], dtype=F64)), torch.eye(2, dtype=F64)
-    h = f.Gaussian(torch.zeros(2, dtype=F64), sigma)
-    grown = link_chain(h, M, randn(200, 2), 60, generator=generator())
-    assert grown.rate == pytest.approx(math.log(1.5), rel=1e-2)
-    held = link_chain(h, M, randn(200, 2), 60, skip=False, generator=generator())
-    assert abs(held.speed) < 0.05
-    assert float(held.norm[-1].mean()) < 2
-    points = torch.tensor([[1.0, 0.0], [-0.5, 0.5], [-0.5, -0.5]], dtype=F64)
-    line = link_chain(f.Empirical(points), M, randn(100, 2) * 5, 400, generator=generator())
-    ends = points.norm(dim=-1)
-    assert float(ends.min()) - 0.02 < line.speed < float(ends.max()) + 0.02  # along an extreme point
-    assert line.rate < 0.01
-    linear = f.fit_linear_link(f.Gaussian(randn(9, 2, seed=4), sigma))
-    again = link_chain(h, linear, randn(50, 2), 30, generator=generator())
-    assert again.rate == pytest.approx(math.log(2.0), rel=1e-2)  # M = Σ⁻¹
 
 
 GAUSS = f.Gaussian(torch.zeros(1), torch.eye(1))

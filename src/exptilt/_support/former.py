@@ -31,7 +31,7 @@ _MOVED = {
         "dynamics.trajectory": "Trajectory",
     },
     "families": {
-        "_support.linalg": "repaired",
+        "_support.linalg": "pack repaired unpack",
         "families.estimate": "Estimate Kind=EstimateKind",
         "families.maximum_entropy": "MaximumEntropy",
         "families.members.normal_gamma": "MeanPrecision",
@@ -57,11 +57,7 @@ _MOVED = {
         "memory": "associate=hopfield_attention learn=train_boltzmann",
         "memory.nearest": "Nearest",
     },
-    "sampling": {
-        "sampling.gibbs": "LinkChain",
-        "sampling.resampling": "effective_size systematic",
-        "sampling.smc": "Population",
-    },
+    "sampling": {"sampling.resampling": "effective_size systematic", "sampling.smc": "Population"},
     "switching": {
         "switching": "discounted=DiscountedDynamics fit_ready=fit_named_model pushed=LinearDynamics",
         "switching.as_attention": "HeadFilter MixingStep",

@@ -3,6 +3,7 @@ r"""A8 to A14: kernel regression, conjugate duality, divergences, maximum entrop
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from exptilt.claims.evidence import (
     ROUNDING,
@@ -19,15 +20,7 @@ from exptilt.claims.evidence import (
 )
 from exptilt.claims.exponential_family import Dimensions, Points
 from exptilt.claims.ledger import FAMILY, POSTER, TEMPLATE, Between, claim
-from exptilt.families import (
-    Empirical,
-    exponential_bregman,
-    exponential_sum,
-    kl,
-    maximum_entropy,
-    measure_of_members,
-    unnormalized_kl,
-)
+from exptilt.families import Empirical, kl, maximum_entropy
 from exptilt.tilting import attend
 
 
@@ -291,15 +284,10 @@ def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) 
         product of √(1−γ²), γ the edges; the edge of a rule after its round; Pythagoras for D.
 
     Example:
-        >>> from exptilt.families import exponential_bregman, unnormalized_kl
-        >>> x, a, b = torch.randn(30, 3), torch.randn(3), torch.randn(3)
-        >>> print(
-        ...     torch.allclose(
-        ...         exponential_bregman(xt.Empirical(x), a, b),
-        ...         unnormalized_kl((x @ b).exp(), (x @ a).exp()),
-        ...         rtol=1e-4,
-        ...     )
-        ... )
+        >>> x, a, b = (torch.randn(*size, dtype=torch.float64) for size in ((30, 3), (3,), (3,)))
+        >>> h, p, q = xt.Empirical(x), (x @ b).exp(), (x @ a).exp()
+        >>> bregman = q.sum() - p.sum() - p.sum() * h.mean(b) @ (a - b)  # of M = e^G, the sum of exponentials
+        >>> print(torch.allclose(bregman, (p * (p / q).log() - p + q).sum()))
         True
     """
     x, a, b, moves = normals(seed, (points, dimensions), (8, dimensions), (8, dimensions), (300, points))
@@ -307,17 +295,28 @@ def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) 
     one = torch.ones(points, dtype=x.dtype)
     best = (x @ a[0]).exp()
     masses = best * (moves * torch.linspace(0, 1, 300, dtype=x.dtype)[:, None]).exp()
-    value = masses @ (x @ a[0]) - unnormalized_kl(masses, one) + points
-    M = exponential_sum(h, a[0])
-    D = unnormalized_kl((b @ x.mT).exp(), (a @ x.mT).exp())
+    value = masses @ (x @ a[0]) - _unnormalized_kl(masses, one) + points
+    M = h.log_normalizer(a[0]).exp()
+    D = _unnormalized_kl((b @ x.mT).exp(), (a @ x.mT).exp())
     distance = (masses - best).norm(dim=-1)
     yield most("maximum against Σ e^s", abs(value[0] / M - 1), ROUNDING)
     yield most("other masses, less the maximum", value[1:] / M - 1, ROUNDING)
-    yield most("Bregman divergence of M against D", (exponential_bregman(h, a, b) / D - 1).abs(), 1e-9)
+    yield most("Bregman divergence of M against D", (_bregman_of_mass(h, a, b) / D - 1).abs(), 1e-9)
     yield from _boosting(seed)
     yield dots("masses m", distance, value)
     yield curve("Σ h e^s", [0.0, float(distance.max())], [float(M)] * 2)
     yield axes("<s,m> − D(m‖h) + Σh over masses m", "distance of m from h e^s", "")
+
+
+def _unnormalized_kl(p: Tensor, q: Tensor) -> Tensor:
+    """D(p‖q) = Σ_j p_j log(p_j/q_j) − p_j + q_j of positive masses ``(..., N)``."""
+    return (p * (p / q).log() - p + q).sum(-1)
+
+
+def _bregman_of_mass(h: Empirical, a: Tensor, b: Tensor) -> Tensor:
+    """M(a) − M(b) − ⟨∇M(b), a − b⟩ for the mass M = e^G of tilted points."""
+    at_a, at_b = h.log_normalizer(a).exp(), h.log_normalizer(b).exp()
+    return at_a - at_b - at_b * (h.mean(b) * (a - b)).sum(-1)
 
 
 def _boosting(seed: int, rounds: int = 20) -> Findings:
@@ -340,8 +339,8 @@ def _boosting(seed: int, rounds: int = 20) -> Findings:
             1 / (other @ (rules[:, best] > 0).double()),
             1 / (other @ (rules[:, best] < 0).double()),
         )  # knows nothing of the rule either
-        before, after = unnormalized_kl(other, mass), unnormalized_kl(other, new)
-        gaps.append(abs(float(before - after - unnormalized_kl(new, mass))))
+        before, after = _unnormalized_kl(other, mass), _unnormalized_kl(other, new)
+        gaps.append(abs(float(before - after - _unnormalized_kl(new, mass))))
         left = max(left, abs(float(new @ rules[:, best])))
         mass = new
     yield most(
@@ -371,25 +370,24 @@ def members(
         of both kinds; and weights with the −G* taken off against e^−KL alone.
 
     Example:
-        >>> from exptilt.families import measure_of_members
-        >>> h, eta = xt.Empirical(torch.randn(50, 4)), torch.randn(20, 4)
-        >>> keys = measure_of_members(h, eta)  # points at ∇G(η_j)
-        >>> print(torch.allclose(keys.points, h.mean(eta)))
+        >>> points, eta, q = (torch.randn(n, 4, dtype=torch.float64) for n in (50, 20, 1))
+        >>> h, q = xt.Empirical(points), q[0]
+        >>> k, kl = h.mean(eta), h.bregman(q, eta)  # keys as expected statistics; KL(p_j ‖ p_q)
+        >>> print(torch.allclose(k @ q, h.log_normalizer(q) + h.conjugate(k) - kl))
         True
     """
     x, eta, q = normals(seed, (50, dimensions), (states, dimensions), (dimensions,))
     h = Empirical(x)
     p, at = torch.log_softmax(eta @ x.mT, -1), torch.log_softmax(x @ q, 0)
     to, back = (p.exp() * (p - at)).sum(-1), (at.exp() * (at - p)).sum(-1)
-    keys, naturals = measure_of_members(h, eta), measure_of_members(h, eta, over="natural")
-    m = h.mean(q)
-    conjugates = (eta * h.mean(eta)).sum(-1) - h.log_normalizer(eta)
-    by_kl = measure_of_members(h, eta, by_divergence=True).tilt(q).log_weight.softmax(-1)
-    score = keys.points @ q
-    yield same("k_j against ∇G(q_j)", keys.points, torch.softmax(eta @ x.mT, -1) @ x)
+    keys, m = h.mean(eta), h.mean(q)
+    conjugates = (eta * keys).sum(-1) - h.log_normalizer(eta)
+    score = keys @ q
+    by_kl = torch.softmax(score - conjugates, 0)
+    yield same("k_j against ∇G(q_j)", keys, torch.softmax(eta @ x.mT, -1) @ x)
     yield same("<q,k_j> against G + G* − KL", score, h.log_normalizer(q) + conjugates - to, 1e-9)
     by_natural = h.log_normalizer(eta) + (q @ m - h.log_normalizer(q)) - back
-    yield same("<η_j,m> against G + G* − KL", naturals.points @ m, by_natural, 1e-9)
+    yield same("<η_j,m> against G + G* − KL", eta @ m, by_natural, 1e-9)
     yield same("weights by divergence against e^−KL", by_kl, torch.softmax(-to, 0), 1e-9)
     yield dots("attention, −G* taken off", to, by_kl)
     yield dots("attention", to, torch.softmax(score, 0))

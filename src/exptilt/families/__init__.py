@@ -8,9 +8,7 @@ functions.
 import sys
 
 from exptilt._support.former import former_names
-from exptilt._support.linalg import pack, unpack
 from exptilt._support.solution import Solution, Status
-from exptilt.families.batch import stack
 from exptilt.families.divergence import kl
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.maximum_entropy import maximum_entropy
@@ -44,9 +42,7 @@ from exptilt.families.members.wishart import Wishart
 from exptilt.families.mixture_fit import fit_mixture
 from exptilt.families.projection import project
 from exptilt.families.relations import log_marginal_likelihood, posterior, predictive
-from exptilt.families.theory.link import fit_linear_link, link
-from exptilt.families.theory.measure_of_members import measure_of_members
-from exptilt.families.theory.unnormalized import exponential_bregman, exponential_sum, unnormalized_kl
+from exptilt.families.theory.link import fit_linear_link
 
 # Pickles of earlier releases refer to a class by its old module, such as exptilt.families.gamma.
 for _name in [name for name in sys.modules if name.startswith(f"{__name__}.members.")]:
@@ -84,22 +80,14 @@ __all__ = [
     "StudentT",
     "VonMisesFisher",
     "Wishart",
-    "exponential_bregman",
-    "exponential_sum",
     "fit_linear_link",
     "fit_mixture",
     "kl",
-    "link",
     "log_marginal_likelihood",
     "maximum_entropy",
-    "measure_of_members",
-    "pack",
     "posterior",
     "predictive",
     "project",
-    "stack",
-    "unnormalized_kl",
-    "unpack",
 ]
 
 __getattr__ = former_names(__name__)

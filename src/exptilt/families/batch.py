@@ -89,21 +89,17 @@ class Fields(ABC):
         return changed
 
     def __getitem__(self, index: Any) -> Self:
-        items = index if isinstance(index, tuple) else (index,)
-        used = sum(_consumed(item) for item in items)
-        batch = tuple(self.batch_shape)
-        name = f"{type(self).__name__} with batch {batch}"
-        if used > len(batch) or sum(item is Ellipsis for item in items) > 1:
-            raise BatchError(
-                f"{name}: {_shown(items)} indexes {used} axes. Only batch axes can be indexed, "
-                "those of an event cannot."
-            )
-        where = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
-        items = (*items[:where], *[slice(None)] * (len(batch) - used), *items[where + 1 :])
+        batch = self.batch_shape
         try:
-            return self._along_batch(lambda leaf, _: leaf[items])
-        except (IndexError, TypeError) as error:
-            raise BatchError(f"{name}: cannot be indexed by {_shown(items)}; {error}.") from None
+            places = torch.arange(batch.numel(), device=self.device).reshape(batch)[index]
+        except (IndexError, TypeError, ValueError) as error:
+            name = f"{type(self).__name__} with batch {tuple(batch)}"
+            raise BatchError(f"{name}: cannot be indexed by {index}, only batch axes can; {error}.") from None
+
+        def chosen(leaf: Tensor, event: int) -> Tensor:
+            return leaf.reshape(batch.numel(), *leaf.shape[leaf.ndim - event :])[places]
+
+        return self._along_batch(chosen)
 
     def __len__(self) -> int:
         if not self.batch_shape:
@@ -133,6 +129,38 @@ class Fields(ABC):
         """
         sizes = self._resized("expand", shape)
         return self.map(lambda leaf, event: leaf.expand((*sizes, *leaf.shape[leaf.ndim - event :])))
+
+    @classmethod
+    def stack(cls, measures: "Sequence[Self]", dim: int = 0) -> Self:
+        """One measure with the given measures as members: the opposite of iterating over a measure.
+
+        Args:
+            measures: one or more of this class, alike but for their tensors; their batch axes broadcast.
+            dim: where the new batch axis goes.
+
+        Example:
+            >>> from exptilt.families import Poisson
+            >>> Poisson.stack([Poisson(torch.tensor([1.0])), Poisson(torch.tensor([5.0]))]).mean()
+            tensor([[1.],
+                    [5.]])
+        """
+        members = list(measures)
+        kinds = {(type(member), getattr(member, "dtype", None)) for member in members}
+        if len(kinds) != 1 or next(iter(kinds))[0] is not cls:
+            got = ", ".join(sorted(f"{kind.__name__} {dtype}" for kind, dtype in kinds)) or "nothing"
+            wanted = f"measures must be one or more of {cls.__name__}, in one dtype"
+            raise ArgumentError(f"{cls.__name__}.stack: {wanted}; got {got}.")
+        try:
+            batch = common_shape(*(member.batch_shape for member in members))
+            wide = [member.expand(tuple(batch)) for member in members]
+            axis = range(len(batch) + 1)[dim]
+            stacked: Self = pytree.tree_map(lambda *leaves: torch.stack(leaves, axis), *wide)
+        except (RuntimeError, IndexError, ValueError) as error:
+            shapes = ", ".join(str(tuple(member.batch_shape)) for member in members)
+            raise ArgumentError(
+                f"{cls.__name__}.stack: measures have batches {shapes}, dim is {dim}: {error}."
+            ) from None
+        return stacked
 
     def _resized(self, method: str, shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
         """The batch's shape after `Tensor.reshape` or `Tensor.expand`, as `method` says."""
@@ -169,37 +197,11 @@ class Fields(ABC):
             raise unlike_an_event(type(self).__name__, wanted, leaves)
         return pytree.tree_map(lambda leaf: leaf.to(self.dtype), x)
 
-
-def _flatten(held: Fields) -> tuple[list[Any], tuple[Any, ...]]:
-    fields = dataclasses.fields(held)  # type: ignore[arg-type]
-    children = [getattr(held, field.name) for field in fields if not field.metadata.get("static")]
-    return children, tuple(getattr(held, field.name) for field in fields if field.metadata.get("static"))
-
-
-def _unflattener(cls: type[Fields]) -> Callable[[Any, Any], Fields]:
-    def unflatten(children: Any, context: tuple[Any, ...]) -> Fields:
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-        tensors, others = iter(children), iter(context)
-        made = {field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
-        return make(cls, **made)
-
-    return unflatten
-
-
-class BatchError(ArgumentError, IndexError, TypeError):
-    """A batch axis does not exist, or an index is out of range."""
-
-
-class Law(ABC):
-    """Moments, mode, distribution function and quantiles of x, if they exist."""
+    # What a law says of x itself.
 
     @abstractmethod
     def _event_moments(self) -> tuple[Any, Any]:
         """E[x] and Var[x], each shaped like one draw."""
-
-    @abstractmethod
-    def _event(self, x: Any) -> Any:
-        """The event x in the dtype of the law; an error unless its tensors end in the event shapes."""
 
     def _mode(self) -> Any:
         raise ArgumentError(f"{type(self).__name__}: the mode has no closed form here.")
@@ -255,52 +257,24 @@ class Law(ABC):
         return self._icdf(torch.where((q >= 0) & (q <= 1), q, torch.nan))
 
 
-def stack(measures: Sequence[Some], dim: int = 0) -> Some:
-    """One measure with the given measures as members: the opposite of iterating over a measure.
-
-    Args:
-        measures: of one class, dtype and event shape; their batch axes broadcast together.
-        dim: where the new batch axis goes.
-
-    Example:
-        >>> from exptilt.families import Poisson
-        >>> stack([Poisson(torch.tensor([1.0])), Poisson(torch.tensor([5.0]))]).mean()
-        tensor([[1.],
-                [5.]])
-    """
-    members = list(measures)
-    kinds = {type(member).__name__ for member in members}
-    if not members or not all(isinstance(member, Fields) for member in members) or len(kinds) > 1:
-        got = ", ".join(sorted(kinds)) or "nothing"
-        raise ArgumentError(f"stack: measures must be one or more of one class; got {got}.")
-    try:
-        batch = common_shape(*(member.batch_shape for member in members))
-        wide = [member.expand(tuple(batch)) for member in members]
-        axis = range(len(batch) + 1)[dim]
-        specs = [pytree.tree_flatten(member) for member in wide]
-        if any(spec != specs[0][1] for _, spec in specs):
-            raise ArgumentError("stack: measures differ in what is not a tensor (a density, a base).")
-        if len({leaf.dtype for leaves, _ in specs for leaf in leaves}) > 1:
-            raise ArgumentError("stack: measures differ in dtype. Convert them with .to(dtype).")
-        leaves = [torch.stack(parts, axis) for parts in zip(*(leaves for leaves, _ in specs), strict=True)]
-    except (RuntimeError, IndexError) as error:
-        shapes = ", ".join(str(tuple(member.batch_shape)) for member in members)
-        raise ArgumentError(f"stack: measures have batches {shapes}, dim is {dim}: {error}.") from None
-    stacked: Some = pytree.tree_unflatten(leaves, specs[0][1])
-    return stacked
+def _flatten(held: Fields) -> tuple[list[Any], tuple[Any, ...]]:
+    fields = dataclasses.fields(held)  # type: ignore[arg-type]
+    children = [getattr(held, field.name) for field in fields if not field.metadata.get("static")]
+    return children, tuple(getattr(held, field.name) for field in fields if field.metadata.get("static"))
 
 
-def _consumed(item: Any) -> int:
-    """Number of axes that one item of an index consumes."""
-    if item is None or item is Ellipsis or isinstance(item, bool):
-        return 0
-    if isinstance(item, Tensor) and item.dtype == torch.bool:
-        return item.ndim
-    return 1
+def _unflattener(cls: type[Fields]) -> Callable[[Any, Any], Fields]:
+    def unflatten(children: Any, context: tuple[Any, ...]) -> Fields:
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        tensors, others = iter(children), iter(context)
+        made = {field.name: next(others if field.metadata.get("static") else tensors) for field in fields}
+        return make(cls, **made)
+
+    return unflatten
 
 
-def _shown(items: tuple[Any, ...]) -> str:
-    return ", ".join("..." if item is Ellipsis else str(item) for item in items)
+class BatchError(ArgumentError, IndexError, TypeError):
+    """A batch axis does not exist, or an index is out of range."""
 
 
 def _sizes(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:

@@ -52,8 +52,14 @@ def kl(p: Measure, q: Measure, *, samples: int = 4096, generator: torch.Generato
     _check_batches(p, q)
     if isinstance(p, Empirical):
         return _from_points(p, q)
+    if isinstance(q, Empirical) and p.base is Base.COUNTING:
+        name = type(p).__name__
+        raise ArgumentError(
+            f"kl: KL({name} ‖ Empirical) is infinite unless the points are all the outcomes of the {name}. "
+            "If they are, pass p as Empirical(points, p.log_prob(points))."
+        )
     if isinstance(q, Empirical):
-        raise ArgumentError(_not_continuous(p, q) if p.base is not Base.COUNTING else _all_outcomes(p))
+        raise ArgumentError(_not_continuous(p, q))
     p, q = common_family(p, q)
     _check_events(p, q)
     if isinstance(p, ExponentialFamily) and type(p) is type(q):
@@ -95,11 +101,14 @@ def _beyond(p: Measure, q: Measure) -> Tensor | None:
 
 def _by_pairs(measure: Measure, axis: int) -> list[Tensor]:
     """The entries of `_reach` ``(..., D)`` by component, with an axis at `axis` for the other measure."""
-    parts = [torch.nan if x is None else x for x in measure._reach or ()]
-    tensors = [torch.as_tensor(x, dtype=measure.dtype, device=measure.device) for x in parts]
-    if isinstance(measure, AnyMixture):
-        return [x.unsqueeze(axis) if x.ndim else x.unsqueeze(0) for x in tensors]
-    return [x[..., None, None, :] if x.ndim else x.unsqueeze(0) for x in tensors]
+    found = []
+    for part in measure._reach or ():
+        x = torch.as_tensor(torch.nan if part is None else part, dtype=measure.dtype, device=measure.device)
+        if x.ndim == 0:
+            found.append(x.unsqueeze(0))
+        else:
+            found.append(x.unsqueeze(axis) if isinstance(measure, AnyMixture) else x[..., None, None, :])
+    return found
 
 
 def _present(measure: Measure) -> Tensor:
@@ -178,10 +187,8 @@ def _bracket(p: Measure, q: Measure) -> tuple[Tensor, Tensor]:
     return zero, zero + torch.inf
 
 
-Parts = tuple[Tensor, ExponentialFamily]
-
-
-def _parts(measure: Measure) -> Parts | None:
+def _parts(measure: Measure) -> tuple[Tensor, ExponentialFamily] | None:
+    """Log-weights ``(..., K)`` and components ``(..., K)``; one component if the measure is no mixture."""
     if isinstance(measure, AnyMixture):
         return measure.log_probability, measure.components
     if isinstance(measure, ExponentialFamily):
@@ -204,7 +211,7 @@ def _weighted(p: FromDensity, q: Measure) -> Estimate:
         least, most, _ = q._reach
         outside = ((p.points < least) | (p.points > most)).any(-1) & (p.log_weight > -torch.inf)
         value = torch.where(outside.any(-1), torch.inf, value)
-    error = torch.where(value.isinf(), 0.0, p.expectation_error(ratio, -1.0))  # log p = log h − G
+    error = torch.where(value.isinf(), 0.0, p._expectation_error(ratio, -1.0))  # log p = log h − G
     return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), p.kind)
 
 
@@ -212,9 +219,7 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
     """Σ_n p_n (log P(x_n) − log Q(x_n)), where P(x) is the mass of every point listed at x."""
     if not isinstance(q, Empirical) and q.base is not Base.COUNTING:
         raise ArgumentError(_not_continuous(p, q))
-    if not is_concrete(
-        p.points, *pytree.tree_leaves(q)
-    ):  # compares all pairs of points: slow, but needs no values
+    if not is_concrete(p.points, *pytree.tree_leaves(q)):  # compare all pairs: slow, but needs no values
         log_p, log_q = _at_points(p, p), _at_points(q, p)
     elif isinstance(q, Empirical):
         if p.points is not q.points and not torch.equal(p.points, q.points):
@@ -231,7 +236,7 @@ def _from_points(p: Empirical, q: Measure) -> Estimate:
     value = (weight * ratio).sum(-1)
     if not isinstance(q, FromDensity):
         return Estimate.exact(value)
-    error = q.expectation_error(torch.zeros_like(q.log_weight), 1.0).expand_as(value)  # log q = log h − G
+    error = q._expectation_error(torch.zeros_like(q.log_weight), 1.0).expand_as(value)  # log q = log h − G
     return Estimate(value, error, torch.zeros_like(value), torch.full_like(value, torch.inf), q.kind)
 
 
@@ -268,11 +273,3 @@ def _not_continuous(p: Measure, q: Measure) -> str:
     names = f"KL({type(p).__name__} ‖ {type(q).__name__})"
     why = "points and a density are never absolutely continuous to each other"
     return f"kl: {why}, {names} is infinite. Project first."
-
-
-def _all_outcomes(p: Measure) -> str:
-    name = type(p).__name__
-    return (
-        f"kl: KL({name} ‖ Empirical) is infinite unless the points are all the outcomes of the {name}. "
-        "If they are, pass p as Empirical(points, p.log_prob(points))."
-    )

@@ -30,18 +30,24 @@ class EstimateKind(Enum):
         return self.value
 
 
+def _comparison(operator: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """A comparison of the values of two estimates, or of an estimate and a number or tensor."""
+
+    def compared(self: "Estimate", other: "Estimate | Tensor | float") -> Tensor:
+        if not isinstance(other, Estimate | Tensor | int | float):
+            return NotImplemented
+        return operator(self.value, getattr(other, "value", other))
+
+    return compared
+
+
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A value and how it was obtained; +, −, ×, ÷ take numbers and other estimates, `float` gives the value.
+    """A value and how it was obtained; `float` gives the value.
 
     Comparisons compare the values and give tensors of booleans. A format such as ``f"{e:.3f}"`` shows the
     standard error after an estimated value, the bracket after one that is only bounded, and says so if the
     value comes from quadrature, whose error does not know of peaks between the nodes.
-
-    Standard errors propagate to first order as those of *independent* estimates, so an estimate should not
-    meet itself (``e - e`` has a standard error). The bracket is interval arithmetic and holds either way. A
-    result is exact if both sides are, bounded (its value the middle of its bracket) if one is bounded,
-    quadrature if one is quadrature, and estimated otherwise.
 
     Args:
         value: ``(...)``.
@@ -128,91 +134,11 @@ class Estimate:
         shown = value if self.kind is EstimateKind.EXACT else f"{value} ± {error}"
         return f"{shown} (quadrature)" if self.kind is EstimateKind.QUADRATURE else shown
 
-    def _compared(self, other: Any, operator: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        if not isinstance(other, Estimate | Tensor | int | float):
-            return NotImplemented  # type: ignore[no-any-return]
-        result: Tensor = operator(self.value, self._lifted(other).value)
-        return result
-
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        return self._compared(other, torch.eq)
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        return self._compared(other, torch.ne)
-
-    def __lt__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.lt)
-
-    def __le__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.le)
-
-    def __gt__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.gt)
-
-    def __ge__(self, other: "Estimate | Tensor | float") -> Tensor:
-        return self._compared(other, torch.ge)
-
+    __eq__ = _comparison(torch.eq)  # type: ignore[assignment]
+    __ne__ = _comparison(torch.ne)  # type: ignore[assignment]
+    __lt__, __le__ = _comparison(torch.lt), _comparison(torch.le)
+    __gt__, __ge__ = _comparison(torch.gt), _comparison(torch.ge)
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # NumPy scalars leave arithmetic to the estimate
-
-    def __neg__(self) -> "Estimate":
-        return Estimate(-self.value, self.standard_error, -self.upper, -self.lower, self.kind)
-
-    def __add__(self, other: "Estimate | Tensor | float") -> "Estimate":
-        return self._with(other, lambda a, b: a + b, lambda a, b: (torch.ones_like(a), torch.ones_like(b)))
-
-    def __sub__(self, other: "Estimate | Tensor | float") -> "Estimate":
-        return self + -other if isinstance(other, Estimate | Tensor | int | float) else NotImplemented
-
-    def __mul__(self, other: "Estimate | Tensor | float") -> "Estimate":
-        return self._with(other, _times, lambda a, b: (b, a))
-
-    def __truediv__(self, other: "Estimate | Tensor | float") -> "Estimate":
-        if not isinstance(other, Estimate | Tensor | int | float):
-            return NotImplemented
-        right = self._lifted(other)
-        spread = (right.lower <= 0) & (right.upper >= 0) & (right.lower < right.upper)
-        low = torch.where(spread, -torch.inf, 1 / right.upper)
-        high = torch.where(spread, torch.inf, 1 / right.lower)
-        error = right.standard_error / right.value**2
-        return self * Estimate(1 / right.value, error, low, high, right.kind)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __rsub__(self, other: "Tensor | float") -> "Estimate":
-        return -self + other
-
-    def __rtruediv__(self, other: "Tensor | float") -> "Estimate":
-        return self._lifted(other) / self
-
-    def _lifted(self, other: "Estimate | Tensor | float") -> "Estimate":
-        """Another operand as an estimate: a number or tensor becomes an exact one."""
-        return other if isinstance(other, Estimate) else Estimate.exact(torch.as_tensor(other).to(self.value))
-
-    def _with(
-        self,
-        other: "Estimate | Tensor | float",
-        combine: Callable[[Tensor, Tensor], Tensor],
-        slopes: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    ) -> "Estimate":
-        """The result of `combine`, monotone in either argument; `slopes` are its two partial derivatives."""
-        if not isinstance(other, Estimate | Tensor | int | float):
-            return NotImplemented
-        right = self._lifted(other)
-        corners = [combine(a, b) for a in (self.lower, self.upper) for b in (right.lower, right.upper)]
-        stacked = torch.stack(torch.broadcast_tensors(*corners))
-        lower, upper = stacked.amin(0), stacked.amax(0)
-        if EstimateKind.BOUNDED in (self.kind, right.kind):
-            return Estimate.bounded(lower, upper)
-        kinds = {self.kind, right.kind}
-        sampled = EstimateKind.QUADRATURE if EstimateKind.QUADRATURE in kinds else EstimateKind.ESTIMATED
-        kind = EstimateKind.EXACT if kinds == {EstimateKind.EXACT} else sampled
-        by_left, by_right = slopes(self.value, right.value)
-        error = torch.hypot(
-            _times(by_left, self.standard_error), _times(by_right, right.standard_error)
-        ).expand(lower.shape)
-        value = combine(self.value, right.value)
-        return Estimate(value, error, lower, upper, kind)
 
 
 def _bracketed(value: Tensor, error: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -231,11 +157,6 @@ def _bracketed(value: Tensor, error: Tensor, lower: Tensor, upper: Tensor) -> Te
         value.isfinite(), value.detach().clamp(lower.detach(), upper.detach()) - value.detach(), 0.0
     )
     return torch.where(believable, value + moved, torch.nan)
-
-
-def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Product a b, with 0 times infinity = 0."""
-    return torch.where((a == 0) | (b == 0), 0.0, a * b)
 
 
 def samples_wanted(caller: str, samples: int) -> int:

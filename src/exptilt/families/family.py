@@ -14,7 +14,7 @@ mean parameter and its inverse if they have closed forms.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -62,6 +62,12 @@ class ExponentialFamily(Measure):
     _twin: ClassVar[tuple[Any, Mapping[str, str]] | None] = None
     """The class in `torch.distributions`, and its name for each of our fields."""
 
+    _natural_field: ClassVar[str] = ""
+    """The field that holds θ itself, if there is one."""
+
+    _mean_field: ClassVar[str] = ""
+    """The field that holds E[u] itself, if there is one."""
+
     _open_ends: ClassVar[bool] = False
     """Whether the ends of `_reach` are outside the support."""
 
@@ -70,19 +76,14 @@ class ExponentialFamily(Measure):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        given = {field: (x, event) for field, x, event in self._fields()}
-        for field, x in with_axes(given).items():
+        for field, x in with_axes({field: (x, event) for field, x, event in self._fields()}).items():
             object.__setattr__(self, field, x)
-        fields = {field: (x, event) for field, x, event in self._fields()}
-        check_tensors(name, fields)
-        sized = {label: (x, event) for label, (x, event) in fields.items() if event}
-        if len({size for x, event in sized.values() for size in x.shape[x.ndim - event :]}) > 1:
-            got = ", ".join(f"{label} {tuple(x.shape)}" for label, (x, _) in sized.items())
-            wanted = " and ".join(
-                f"{label} must be (..., {'D' if e == 1 else 'D, D'})" for label, (_, e) in sized.items()
-            )
-            equal = "last axes must be equally long" if all(e == 1 for _, e in sized.values()) else wanted
-            raise ArgumentError(f"{name}: {equal}; got {got}.")
+        check_tensors(name, {field: (x, event) for field, x, event in self._fields()})
+        sized = [(field, x, event) for field, x, event in self._fields() if event]
+        if len({size for _, x, event in sized for size in x.shape[x.ndim - event :]}) > 1:
+            got = ", ".join(f"{field} {tuple(x.shape)}" for field, x, _ in sized)
+            wanted = " and ".join(f"{field} must be (..., {', '.join('D' * e)})" for field, _, e in sized)
+            raise ArgumentError(f"{name}: {wanted}; got {got}.")
         for field, x, event in self._fields():
             if event and x.shape[-1] < self._least_length:
                 least = f"at least {self._least_length} entries"
@@ -99,26 +100,38 @@ class ExponentialFamily(Measure):
     def _check(self) -> None:
         """Raise if the fields break a rule that the class tables above do not state."""
 
-    # A subclass must define these.
+    # A subclass must define these; the first four may be left out where a field holds θ or E[u].
 
     @classmethod
-    @abstractmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         """The member with natural parameter θ, unchecked."""
+        return make(cls, **{cls._natural_field: theta})
 
     @property
-    @abstractmethod
     def natural_parameter(self) -> Tensor:
         """θ, ``(..., K)``."""
+        return self._spread_out(getattr(self, self._natural_field))
+
+    @classmethod
+    def _from_mean(cls, mean: Tensor) -> Self:
+        """The member with attainable mean parameter ``(..., K)``, unchecked."""
+        return make(cls, **{cls._mean_field: mean})
+
+    @property
+    def mean_parameter(self) -> Tensor:
+        """E[u], ``(..., K)``."""
+        if self._mean_field:
+            return self._spread_out(getattr(self, self._mean_field))
+        return inverse_mean.gradient(self._partition_at, self.natural_parameter)
+
+    def _spread_out(self, field: Tensor) -> Tensor:
+        """A field ``(..., K)``, expanded to the whole batch."""
+        batch = self.batch_shape
+        return field if field.shape[:-1] == batch else field.expand(*batch, -1)
 
     @abstractmethod
     def _log_partition(self) -> Tensor:
         """A(θ) in the family's own parameters."""
-
-    @classmethod
-    @abstractmethod
-    def _from_mean(cls, mean: Tensor) -> Self:
-        """The member with attainable mean parameter ``(..., K)``, unchecked."""
 
     # A subclass may override these.
 
@@ -130,6 +143,10 @@ class ExponentialFamily(Measure):
         """
         low, high, _ = cls._reach or (-math.inf, math.inf, None)
         return box_excess(mean, low, high)
+
+    def _outside(self, mean: Tensor) -> Tensor:
+        """`_mean_excess` for members with the same known parameters as this one."""
+        return self._mean_excess(mean)
 
     def _with_natural(self, theta: Tensor) -> Self:
         """The member with natural parameter θ and the same known parameters, unchecked."""
@@ -149,6 +166,13 @@ class ExponentialFamily(Measure):
         """Some member with u of the shape of ``like (..., K)``. This default: one vector of u per field."""
         one = torch.ones_like(like.chunk(len(cls.event_dims), -1)[0])
         return make(cls, **dict.fromkeys(cls.event_dims, one))
+
+    @classmethod
+    def _some(cls, known: Tensor | None, like: Tensor, asked: str) -> Self:
+        """Some member as `_typical`, with this known parameter; errors name the method `asked`."""
+        if known is not None:
+            raise ArgumentError(f"{cls.__name__}.{asked}: known is given, but no parameter is known here.")
+        return cls._typical(like)
 
     @property
     def _length(self) -> int:
@@ -171,13 +195,12 @@ class ExponentialFamily(Measure):
         vector: Tensor = x
         return vector
 
+    def _whole_statistic(self, x: Any) -> Tensor:
+        """u(x), which may depend on the known parameter."""
+        return self._statistic(x)
+
     def _log_base(self, x: Any) -> Tensor | float:
         return 0.0
-
-    @property
-    def mean_parameter(self) -> Tensor:
-        """E[u], ``(..., K)``."""
-        return inverse_mean.gradient(self.log_partition, self.natural_parameter)
 
     @classmethod
     def _mean_error(cls, reached: Tensor, mean: Tensor) -> Tensor:
@@ -189,7 +212,7 @@ class ExponentialFamily(Measure):
         return self._with_mean(mean).natural_parameter - self.natural_parameter
 
     def _excess(self, mean: Tensor, where: Tensor) -> Tensor | None:
-        return self._mean_excess(mean)
+        return self._outside(mean)
 
     def _support(self, x: Any) -> Tensor | None:
         """Whether x is within `_reach`: whole numbers if these are counts, with the total if it is fixed."""
@@ -221,7 +244,7 @@ class ExponentialFamily(Measure):
 
         Of many observations' worth, A is large and its differences are rounding: brackets need a true bound.
         """
-        both = self.log_partition(self.natural_parameter + other.natural_parameter)
+        both = self._partition_at(self.natural_parameter + other.natural_parameter)
         one, two = self._log_partition(), other._log_partition()
         rounding = 64 * torch.finfo(both.dtype).eps * (both.abs() + one.abs() + two.abs())
         return both - one - two + rounding.detach()
@@ -234,7 +257,7 @@ class ExponentialFamily(Measure):
         return dot(self._statistic(x), self.natural_parameter) - self._log_partition() + self._log_base(x)
 
     def _coordinate(self, x: Any) -> Tensor:
-        return x if self.identity_coordinate else self._statistic(x)
+        return x if self.identity_coordinate else self._whole_statistic(x)
 
     def _to_torch(self) -> distributions.Distribution:
         if self._twin is None:
@@ -244,35 +267,30 @@ class ExponentialFamily(Measure):
         made = kind(**fields | {names[ours]: fields[names[ours]].sqrt() for ours in self._squares})
         return made if made.event_shape else distributions.Independent(made, 1)
 
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        if cls._twin is None:
-            return super()._from_torch(other)
-        inner = getattr(other, "base_dist", other)
-        fields = {ours: getattr(inner, theirs) for ours, theirs in cls._twin[1].items()}
-        return cls(**fields | {ours: fields[ours] ** 2 for ours in cls._squares})
-
     # Common to all families.
 
     @classmethod
-    def from_natural(cls, theta: Tensor) -> Self:
+    def from_natural(cls, theta: Tensor, *, known: Tensor | None = None) -> Self:
         """The member with this natural parameter; an error outside the natural domain.
 
         Args:
             theta: ``(..., K)``.
+            known: ``(...)`` or ``(..., D)`` as the constructor takes it, for families with a known parameter.
         """
-        return cls._from_natural(cls._checked_statistic(theta, "theta"))._valid_at(theta, theta, "theta")
+        some = cls._some(known, cls._checked_statistic(theta, "theta"), "from_natural")
+        return some._valid_at(theta, theta, "theta")
 
     def _valid_at(self, theta: Tensor, given: Tensor, name: str) -> Self:
-        """This member, made from θ; an error naming `given` if θ is outside the natural domain."""
+        """The member with natural parameter θ; an error naming `given` outside the natural domain."""
+        member = self._with_natural(theta)
         if is_concrete(theta):
-            valid = self._in_domain() & theta.isfinite().all(-1)
+            valid = member._in_domain() & theta.isfinite().all(-1)
             wanted = "inside the natural domain, where the integral converges"
             entries(type(self).__name__, name, given.expand(*valid.shape, -1), valid, wanted)
-        return self
+        return member
 
     @classmethod
-    def from_mean(cls, mean: Tensor) -> "Solution[Self]":
+    def from_mean(cls, mean: Tensor, *, known: Tensor | None = None) -> "Solution[Self]":
         """The member with this expected statistic, and whether there is one.
 
         Each problem of the batch has its own status. If the mean is on the boundary of the attainable set or
@@ -283,19 +301,18 @@ class ExponentialFamily(Measure):
 
         Args:
             mean: ``(..., K)``, wanted E[u].
+            known: ``(...)`` or ``(..., D)`` as the constructor takes it, for families with a known parameter.
         """
         finite(cls.__name__, mean=cls._checked_statistic(mean, "mean"))
-        return cls._solved(mean, cls._mean_excess(mean), cls._from_mean, lambda: cls._typical(mean))
+        return cls._some(known, mean, "from_mean")._solved(mean)
 
-    @classmethod
-    def _solved(
-        cls, mean: Tensor, excess: Tensor, made: Callable[[Tensor], Self], typical: Callable[[], Self]
-    ) -> "Solution[Self]":
-        """The members that `made` finds, and their statuses; `typical` ones where there is none."""
+    def _solved(self, mean: Tensor) -> "Solution[Self]":
+        """The members with this mean and the known parameters of this one; this one where there is none."""
+        excess = self._outside(mean)
         inside = excess < 0
         all_inside = excess.numel() > 0 and is_concrete(excess) and bool(inside.all())
-        usual = mean if all_inside else typical().mean_parameter
-        member = made(mean if all_inside else torch.where(inside[..., None], mean, usual))
+        usual = mean if all_inside else self.mean_parameter
+        member = self._with_mean(mean if all_inside else torch.where(inside[..., None], mean, usual))
         reached = member.mean_parameter
         if all_inside and reached is mean:  # the field is the mean itself: no error
             nothing = torch.zeros_like(excess)
@@ -303,34 +320,39 @@ class ExponentialFamily(Measure):
             return Solution(member, code, nothing, torch.zeros((), dtype=torch.int64), nothing)
         sound = member._sound()
         if not is_concrete(sound) or not bool(sound.all()):  # rounding took a member across the boundary
-            member = made(torch.where((inside & sound)[..., None], mean, typical().mean_parameter))
+            wanted = torch.where((inside & sound)[..., None], mean, self.mean_parameter)
+            member = self._with_mean(wanted)
             reached = member.mean_parameter
         residual, precision = (reached - mean).abs().amax(-1), torch.finfo(mean.dtype).eps
-        close = sound & (cls._mean_error(reached, mean) <= precision**0.5)
+        close = sound & (self._mean_error(reached, mean) <= precision**0.5)
         # Near the boundary the rounding of the mean may hide the member: see how far it moves the answer.
         near = inside & (excess > -(precision**0.5) * (1 + mean.abs().amax(-1)))
         if is_concrete(near) and bool(near.any()):
             signs = 1 - 2 * (torch.arange(mean.shape[-1]) % 2).to(mean)
-            other = made(torch.where(near[..., None], mean * (1 + precision * signs), usual))
+            other = self._with_mean(torch.where(near[..., None], mean * (1 + precision * signs), usual))
             held = other._sound() & (other._kl(member) < _HIDDEN**2 / 2)
             close = close & (held | ~near)
         return judged(member, close, excess, residual)
 
     @classmethod
-    def log_partition(cls, theta: Tensor) -> Tensor:
+    def log_partition(cls, theta: Tensor, *, known: Tensor | None = None) -> Tensor:
         """A(θ).
 
         Args:
             theta: ``(..., K)``.
+            known: ``(...)`` or ``(..., D)`` as the constructor takes it, for families with a known parameter.
 
         Returns:
             ``(...)``, infinite outside the natural domain.
         """
-        return cls._from_natural(cls._checked_statistic(theta, "theta"))._partition_at(theta)
+        some = cls._some(known, cls._checked_statistic(theta, "theta"), "log_partition")
+        return some._partition_at(theta)
 
     def _partition_at(self, theta: Tensor) -> Tensor:
-        """A of this unchecked member, made from θ; infinite outside the natural domain."""
-        return torch.where(self._in_domain() | theta.isnan().any(-1), self._log_partition(), torch.inf)
+        """A(θ) with the known parameters of this member; infinite outside the natural domain."""
+        member = self._with_natural(theta)
+        outside = ~member._in_domain() & ~theta.isnan().any(-1)
+        return torch.where(outside, torch.inf, member._log_partition())
 
     def fisher_information(self, coordinates: Literal["natural", "mean"] = "natural") -> Tensor:
         """Fisher information: ∇²A(θ), the covariance of u; in mean coordinates its (pseudo-)inverse.
@@ -352,7 +374,7 @@ class ExponentialFamily(Measure):
 
     def _fisher(self) -> Tensor:
         """Cov[u] ``(..., K, K)``."""
-        return inverse_mean.hessian(self.log_partition, self.natural_parameter)
+        return inverse_mean.hessian(self._partition_at, self.natural_parameter)
 
     def update(self, statistic: Tensor) -> Self:
         """The member with natural parameter θ + statistic, a sum of statistics; see `posterior`.
@@ -364,7 +386,7 @@ class ExponentialFamily(Measure):
         if self._checked_statistic(statistic, "statistic").shape[-1] != theta.shape[-1]:
             wanted = f"(..., {theta.shape[-1]}) for this {type(self).__name__}"
             raise ArgumentError(f"update: statistic must be {wanted}; got shape {tuple(statistic.shape)}.")
-        return self.from_natural(theta + statistic)
+        return self._valid_at(theta + statistic, statistic, "statistic")
 
     @classmethod
     def statistic(cls, x: Any) -> Tensor:
@@ -422,12 +444,10 @@ class ExponentialFamily(Measure):
         return theta + (torch.nn.functional.pad(eta, (0, extra)) if extra else eta)
 
     def _log_normalizer(self, eta: Tensor) -> Tensor:
-        theta = self._shifted(eta)
-        return self._with_natural(theta)._partition_at(theta) - self._log_partition()
+        return self._partition_at(self._shifted(eta)) - self._log_partition()
 
     def _tilt(self, eta: Tensor) -> Self:
-        theta = self._shifted(eta)
-        return self._with_natural(theta)._valid_at(theta, eta, "eta")
+        return self._valid_at(self._shifted(eta), eta, "eta")
 
     def _mean(self, eta: Tensor) -> Tensor:
         return self._with_natural(self._shifted(eta)).mean_parameter[..., : self.dimension]
@@ -449,34 +469,6 @@ class ExponentialFamily(Measure):
         if mean.shape[-1] == self.natural_parameter.shape[-1]:
             close = close & (self._mean_error(reached, mean) <= max(relative, 256 * precision))
         return judged(eta, close, excess, error.amax(-1))
-
-
-class PositiveFamily(ExponentialFamily):
-    """Base of the families of positive numbers, whose draws have their logarithm as inner form."""
-
-    _differentiable_draws = True
-    _inner_form = ("log x", (1,))
-
-    @abstractmethod
-    def _log_density(self, x: Tensor, log_x: Tensor) -> Tensor:
-        """Log-density at ``x (..., D)``, given its logarithm as well."""
-
-    @abstractmethod
-    def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Logarithms of draws, ``shape + batch + (D,)``."""
-
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        return self._from_inner(self._sample_inner(shape, generator))
-
-    def _from_inner(self, y: Tensor) -> Tensor:
-        limits = torch.finfo(y.dtype)
-        return y.exp().clamp(limits.tiny, limits.max / 4)
-
-    def _log_prob(self, x: Tensor) -> Tensor:
-        return self._log_density(x, x.log())
-
-    def _log_prob_inner(self, y: Tensor) -> Tensor:
-        return self._log_density(y.exp(), y)
 
 
 def joined(*parts: Tensor) -> Tensor:

@@ -16,9 +16,6 @@ all be met: the d with the least Σ|d_j| is found by a linear program,
 and uses few constraints. Then blocks of them (halves, quarters, down to single ones) are dropped wherever the
 rest still contradict each other. The result is a minimal set: none of its constraints can be dropped.
 
-Few of many points matter. Each program is solved over a subset, and the points that its answer violates most
-are added until none is violated. If a subset cannot be separated from m, neither can all points.
-
 A contradiction of size ε needs d of size 1/ε, which the program does not find much below ε = 1e-9. Then the
 distance of m from the hull decides instead; it is accurate to rounding.
 """
@@ -36,9 +33,7 @@ from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_tensors
 from exptilt.families.members.empirical import Empirical
-from exptilt.families.numerics.hull import Array, nearest_to_origin
-
-_START, _ADDED = 256, 64  # points at the start, and points added per round
+from exptilt.families.numerics.hull import Array, nearest_to_origin, solve_by_rows, some_rows
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,7 @@ def conflicting(points: Array, mean: Array) -> list[int]:
     alone = np.flatnonzero((offset > 0).all(0) | (offset < 0).all(0))
     if alone.size:
         return [int(j) for j in alone]
-    few = set(range(0, len(offset), max(1, len(offset) // _START)))
+    few = some_rows(len(offset))
     noise = 32 * np.finfo(float).eps * (offset.shape[1] + float(np.abs(mean / scale).max()))
     every = list(range(offset.shape[1]))
 
@@ -201,19 +196,9 @@ def _least(columns: list[int], contradictory: Callable[[list[int]], list[int]]) 
 
 def _separating(offset: Array, columns: list[int], few: set[int]) -> list[int]:
     """Columns that the shortest separating d uses, [] if there is none; adds violated points to `few`."""
-    while True:
-        rows = offset[np.ix_(sorted(few), columns)]
-        from scipy.optimize import linprog
-
-        program = linprog(
-            np.ones(2 * len(columns)), A_ub=np.hstack([rows, -rows]), b_ub=-np.ones(len(rows)), method="highs"
-        )
-        if program.x is None:
-            return []
-        d = program.x[: len(columns)] - program.x[len(columns) :]
-        height = offset[:, columns] @ d
-        worst = np.argsort(height)[-_ADDED:]
-        violated = worst[height[worst] > -1 + 1e-6]
-        if set(violated.tolist()) <= few:
-            return [j for j, size in zip(columns, np.abs(d), strict=True) if size > 1e-7 * np.abs(d).max()]
-        few.update(violated.tolist())
+    rows, size = offset[:, columns], len(columns)
+    both = solve_by_rows(np.ones(2 * size), np.hstack([rows, -rows]), -np.ones(len(rows)), few, 1e-6)
+    if both is None:
+        return []
+    d = np.abs(both[:size] - both[size:])
+    return [j for j, part in zip(columns, d, strict=True) if part > 1e-7 * d.max()]

@@ -33,7 +33,7 @@ from exptilt._support.solution import Solution, Status
 from exptilt._support.transforms import is_concrete, pytree
 from exptilt.families import inverse_mean
 from exptilt.families.batch import STATIC as STATIC
-from exptilt.families.batch import Fields, Law
+from exptilt.families.batch import Fields
 from exptilt.families.batch import make as make
 from exptilt.families.checks import one_coordinate, sizes
 from exptilt.families.estimate import Estimate
@@ -48,7 +48,7 @@ class Base(Enum):
     SIMPLEX = "a density on the simplex"
 
 
-class Measure(Fields, Law):
+class Measure(Fields):
     """Base class of every measure; derives all else from the log-normalizer."""
 
     identity_coordinate: ClassVar[bool] = True
@@ -94,10 +94,6 @@ class Measure(Fields, Law):
         """Log-density of the normalised measure at x, which has the right shape and is in the support."""
 
     @abstractmethod
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
-        """Draws ``shape + batch + event``."""
-
-    @abstractmethod
     def entropy(self) -> Tensor | Estimate:
         """−E[log p] of the normalised measure, with respect to counting, Lebesgue or surface measure.
 
@@ -133,19 +129,11 @@ class Measure(Fields, Law):
     def _to_torch(self) -> distributions.Distribution:
         raise ArgumentError(f"torch.distributions has no {type(self).__name__}, so it cannot be converted.")
 
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        raise ArgumentError(f"torch.distributions has no {cls.__name__}.")
-
     def _mean(self, eta: Tensor) -> Tensor:
         return inverse_mean.gradient(self._log_normalizer, eta)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         return inverse_mean.hessian(self._log_normalizer, eta)
-
-    def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
-        product: Tensor = torch.func.jvp(self._mean, (eta,), (vector,))[1]
-        return product
 
     def _natural(self, mean: Tensor, tolerance: float | None, max_steps: int) -> Solution[Tensor]:
         solution = inverse_mean.natural(self, mean, tolerance, max_steps)
@@ -215,6 +203,12 @@ class Measure(Fields, Law):
         y = pytree.tree_map(torch.detach, y)
         return y, self._log_prob_inner(y)
 
+    # A subclass must define one of the next two.
+
+    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
+        """Draws ``shape + batch + event``."""
+        return self._from_inner(self._sample_inner(shape, generator))
+
     def _sample_inner(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Any:
         """Draws in the inner form."""
         return self._sample(shape, generator)
@@ -261,21 +255,6 @@ class Measure(Fields, Law):
             ``(..., D, D)``.
         """
         return self._covariance(self._origin() if eta is None else self._within(eta, "eta"))
-
-    def covariance_product(self, vector: Tensor, eta: Tensor | None = None) -> Tensor:
-        """Cov[t] times a vector, without forming the covariance.
-
-        Args:
-            vector: ``(..., D)``.
-            eta: ``(..., D)``, the tilt, where G is finite; default 0.
-
-        Returns:
-            ``(..., D)``.
-        """
-        vector = self._spread(vector, "vector")
-        eta = torch.zeros_like(vector) if eta is None else self._within(eta, "eta")
-        eta, vector = torch.broadcast_tensors(eta, vector)
-        return self._covariance_product(eta, vector)
 
     def tilt(self, eta: Tensor) -> Self:
         """The measure h(x) e^{⟨t(x),η⟩}, of the same class; ``h.tilt(a).tilt(b)`` is ``h.tilt(a + b)``.
@@ -397,31 +376,6 @@ class Measure(Fields, Law):
         """The same law in `torch.distributions`; ``Independent(..., 1)`` if coordinates are independent."""
         return self._to_torch()
 
-    @classmethod
-    def from_torch(cls, other: distributions.Distribution) -> Self:
-        """The measure equal to a distribution of `torch.distributions`.
-
-        Args:
-            other: a distribution of the kind that `to_torch` returns.
-        """
-        try:
-            member = cls._from_torch(other)
-            same = _kind(member.to_torch()) == _kind(other)
-        except AttributeError:
-            same = False
-        if not same:
-            kind = " of ".join(_kind(other))
-            raise ArgumentError(f"{cls.__name__}.from_torch: got {kind}, which is not this family.")
-        if member.batch_shape != other.batch_shape:
-            got = f"batch {tuple(other.batch_shape)} and events {tuple(other.event_shape)}"
-            events = ", ".join(map(str, member.event_shapes))
-            ours = f"batch {tuple(member.batch_shape)} and events {events}"
-            wanted = "Pass Independent(..., 1), reshaped if need be."
-            raise ArgumentError(
-                f"{cls.__name__}.from_torch: got {got}, where this family has {ours}. {wanted}"
-            )
-        return member
-
     def _origin(self) -> Tensor:
         return torch.zeros(*self.batch_shape, self.dimension, dtype=self.dtype, device=self.device)
 
@@ -451,10 +405,3 @@ class Measure(Fields, Law):
             convert = "Convert one with .to(dtype)."
             raise ArgumentError(f"{name} is {vector.dtype}, this {kind} is {self.dtype}. {convert}")
         return vector
-
-
-def _kind(other: distributions.Distribution) -> tuple[str, ...]:
-    """Class names of a distribution and of the distributions inside it."""
-    inner = getattr(other, "base_dist", None) or getattr(other, "component_distribution", None)
-    name = type(other).__name__.replace("OneHotCategorical", "Categorical")
-    return (name, *_kind(inner)) if isinstance(inner, distributions.Distribution) else (name,)

@@ -53,10 +53,7 @@ class _Problem:
 
     def typical(self) -> ExponentialFamily:
         """Some member of the family."""
-        like = self.statistic[0]
-        if self.known is not None and issubclass(self.family, KnownParameter):
-            return self.family._some(self.known, like, "fit_mixture")
-        return self.family._typical(like)
+        return self.family._some(self.known, self.statistic[0], "fit_mixture")
 
     def fitted(self, share: Tensor) -> tuple[ExponentialFamily, Tensor, Tensor]:
         """Members ``(S, K)`` for shares ``(N, S, K)``; which have collapsed, which are on the boundary."""
@@ -65,15 +62,14 @@ class _Problem:
         if issubclass(self.family, Gaussian | DiagonalGaussian):
             return self._gaussian(weight)
         edge = torch.zeros(mean.shape[:-1], dtype=torch.bool, device=mean.device)
-        options: dict[str, Any] = {} if self.known is None else {"known": self.known}
-        found = self.family.from_mean(mean, **options)
+        found = self.family.from_mean(mean, known=self.known)
         bad = found.code != Status.CONVERGED.code
         if self.counts:
             typical = self.typical()
             excess = typical._excess(mean, edge)
             edge = bad if excess is None else bad | (excess > -_INSIDE)
             inward = torch.where(edge.unsqueeze(-1), 2 * _INSIDE * (typical.mean_parameter - mean), 0.0)
-            found = self.family.from_mean(mean + inward, **options)
+            found = self.family.from_mean(mean + inward, known=self.known)
             bad = found.code != Status.CONVERGED.code
         return found.value, bad | self._narrow(found.value), edge
 
@@ -83,8 +79,8 @@ class _Problem:
             return torch.zeros_like(weight[:, 0])  # not found from E[u]
         mean = members.mean_parameter
         signs = torch.ones_like(mean[0, 0]).cumsum(-1).remainder(2) * 2 - 1
-        options: dict[str, Any] = {} if self.known is None else {"known": self.known}
-        found = self.family.from_mean(mean * (1 + 4 * torch.finfo(mean.dtype).eps * signs), **options)
+        shifted = mean * (1 + 4 * torch.finfo(mean.dtype).eps * signs)
+        found = self.family.from_mean(shifted, known=self.known)
         moved = torch.where(found.code == Status.CONVERGED.code, found.value._kl(members), 0.0)
         return (2 * (weight * moved.clamp_min(0)).sum(-1)).sqrt()
 
@@ -190,7 +186,7 @@ def fit_mixture(
     log_weight = share.mean(0).log()
     members, collapsed, edge = problem.fitted(share)
     stuck = collapsed.any(-1)
-    members = _kept(stuck[:, None].expand_as(collapsed), _repeated(problem.typical(), members), members)
+    members = _kept(stuck[:, None].expand_as(collapsed), problem.typical(), members)
     residual = torch.full(log_weight.shape[:1], torch.inf, dtype=log_weight.dtype, device=log_weight.device)
     done, steps, edges = stuck.clone(), 0, edge
     for _ in track(range(max_steps), f"EM, {starts} starts", show=progress):
@@ -235,26 +231,19 @@ def _best(
     steps: int,
 ) -> Solution[Mixture]:
     """The start with the best status and, among equals, the largest likelihood, in the dtype of the data."""
-    code = torch.where(residual <= tolerance, Status.CONVERGED.code, Status.MAX_STEPS.code)
     rounding = problem.rounding(every.components, every.log_probability.exp())
-    coarse = (residual <= tolerance) & (rounding > tolerance)
-    residual = torch.maximum(residual, rounding)
+    close, residual = residual <= tolerance, torch.maximum(residual, rounding)
+    coarse = close & (rounding > tolerance)
+    at_edge = (edges & (every.log_weight > -torch.inf)).any(-1)
+    code = torch.where(close, Status.CONVERGED.code, Status.MAX_STEPS.code)
+    code = torch.where(close & at_edge, Status.BOUNDARY.code, code)
     code = torch.where(coarse, Status.STALLED.code, code)
-    at_edge = (edges & (every.log_weight > -torch.inf)).any(-1) & (code == Status.CONVERGED.code)
-    code = torch.where(at_edge, Status.BOUNDARY.code, code)
     code = torch.where(stuck, Status.UNBOUNDED.code, code)
-    order = {
-        Status.CONVERGED.code: 0,
-        Status.BOUNDARY.code: 0,
-        Status.STALLED.code: 1,
-        Status.MAX_STEPS.code: 1,
-    }
     likelihood = problem.shares(every.log_weight, every.components)[1].mean(0).nan_to_num(-torch.inf)
-    rank = [(-order.get(int(c), 2), float(v)) for c, v in zip(code, likelihood, strict=True)]
-    best = max(range(len(rank)), key=rank.__getitem__)
-    value = every[best].to(x.dtype)
+    grade = (close & ~coarse).int() - stuck.int()  # solved, unsolved, without a solution
+    best = max(range(len(code)), key=lambda start: (int(grade[start]), float(likelihood[start])))
     status = list(Status)[int(code[best])]
-    return Solution.of(value, status, residual[best].to(x.dtype), steps)
+    return Solution.of(every[best].to(x.dtype), status, residual[best].to(x.dtype), steps)
 
 
 def _problem(x: Any, family: Any, components: int, known: Tensor | None) -> _Problem:
@@ -275,24 +264,14 @@ def _problem(x: Any, family: Any, components: int, known: Tensor | None) -> _Pro
     if len(data) <= most:
         raise ArgumentError(f"fit_mixture: {len(data)} points are too few for {most} components.")
     given = None if known is None else torch.as_tensor(known).double()
-    if issubclass(family, KnownParameter):
-        member: ExponentialFamily = family._some(given, data[0], "fit_mixture")
-    else:
-        member = family._typical(family._statistic(data[0]))
-    inside = member.to(x.dtype)._support(
-        x
-    )  # in the dtype of x: a float32 unit vector has length 1 to seven digits only
+    like = data[0] if issubclass(family, KnownParameter) else family._statistic(data[0])
+    member = family._some(given, like, "fit_mixture")
+    # In the dtype of x: a float32 unit vector has length 1 to seven digits only.
+    inside = member.to(x.dtype)._support(x)
     if inside is not None:
         wide = inside[(..., *[None] * rank)].expand(data.shape)
         entries("fit_mixture", "x", data, wide, f"in the support of {family.__name__}")
-    known_one = issubclass(family, KnownParameter)
-    statistic = member._coordinate(data) if known_one else family._statistic(data)
-    return _Problem(family, data, statistic, given)
-
-
-def _repeated(member: ExponentialFamily, like: ExponentialFamily) -> ExponentialFamily:
-    """One member, repeated to the batch of `like`."""
-    return member.expand(tuple(like.batch_shape))
+    return _Problem(family, data, member._whole_statistic(data), given)
 
 
 def _kept(keep: Tensor, old: ExponentialFamily, new: ExponentialFamily) -> ExponentialFamily:

@@ -28,7 +28,6 @@ from exptilt.families.members.gaussian import Gaussian
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.members.mixture import AnyMixture
 from exptilt.families.members.student_t import StudentT
-from exptilt.families.relations import in_support
 
 Family = TypeVar("Family", bound=ExponentialFamily)
 
@@ -79,8 +78,7 @@ def project(
         mean = _statistic_of_points(measure, family, known)
     else:
         mean = expected_statistic(measure, family)
-    options = {} if known is None else {"known": known}
-    solution = family.from_mean(mean, **options)
+    solution = family.from_mean(mean, known=known)
     return solution.or_raise() if is_concrete(solution.code) else solution.value
 
 
@@ -147,10 +145,11 @@ def _statistic_of_points(
         raise ArgumentError(
             f"project: {family.__name__} is no family of vectors, but the points of {kind} are vectors."
         )
-    member = None
-    if known is not None and issubclass(family, KnownParameter):
-        member = family._some(known, points[..., 0, :], "project")[..., None]
-    inside = in_support(family, points) if member is None else member._support(points)
+    like = points[..., 0, :]
+    if not issubclass(family, KnownParameter):
+        like = family._statistic(like)
+    member = family._some(known, like, "project")[..., None]
+    inside = member._support(points)
     if inside is not None:
         # Quadrature may round a node onto the edge of the support; the weight of such a node is negligible.
         share = weight > torch.finfo(weight.dtype).eps
@@ -161,7 +160,7 @@ def _statistic_of_points(
         )
         entries("project", "points", points.expand(*valid.shape, points.shape[-1]), valid, wanted)
         points, weight = torch.where(inside.unsqueeze(-1), points, 0.5), torch.where(inside, weight, 0.0)
-    statistic = family._statistic(points) if member is None else member._coordinate(points)
+    statistic = member._whole_statistic(points)
     _check_tails(measure, statistic)
     return (weight.unsqueeze(-1) * statistic).sum(-2)
 
@@ -169,7 +168,7 @@ def _statistic_of_points(
 def _check_tails(measure: Measure | StudentT, values: Tensor) -> None:
     """Raise where the mean of ``values (N, K)`` at the nodes of a quadrature may not exist."""
     if isinstance(measure, FromDensity):
-        beyond = torch.stack([measure.beyond(column) for column in values.unbind(-1)], -1)
+        beyond = torch.stack([measure._beyond(column) for column in values.unbind(-1)], -1)
         wanted = "one that converges: its terms do not fall towards the last nodes"
         entries("project", "expected statistic", beyond, beyond.isfinite(), wanted)
 

@@ -20,7 +20,7 @@ right does not, so that form is computed. For one observation it is the predicti
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,12 +58,14 @@ class Pair(NamedTuple):
         given: the likelihood at a parameter, from law and the parameter.
         closed: the predictive law, from prior and law, if it is a law of this folder.
         moments: E[x] and Var[x] of the predictive law, from prior and law, if it is no such law.
+        told: the likelihood is given as its family, as a member, or as either.
     """
 
     evidence: Callable[[Any, Tensor], list[Tensor]]
     given: Callable[[Any, Any], ExponentialFamily]
     closed: Callable[[Any, Any], ExponentialFamily | StudentT] | None = None
     moments: Callable[[Any, Any], tuple[Tensor, Tensor]] | None = None
+    told: Literal["family", "member", "either"] = "family"
 
 
 def _outer(x: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ _PAIRS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
         lambda _, p: make(Categorical, logit=p.log()),
         lambda prior, _: make(Categorical, logit=prior.concentration.log()),
     ),
-    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts, moments=_counts_moments),
+    (Dirichlet, Multinomial): Pair(lambda _, x: [x], _counts, moments=_counts_moments, told="either"),
     (Gamma, Poisson): Pair(
         lambda _, x: [-torch.ones_like(x), x],
         lambda _, rate: make(Poisson, rate=rate),
@@ -162,22 +164,19 @@ _PAIRS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
             p.degrees, torch.zeros_like(p.scale[..., 0]), inverse_from_cholesky(factorize(p.scale))
         ),
     ),
-}
-
-_PAIRS_OF_MEMBERS: dict[tuple[type[ExponentialFamily], type[ExponentialFamily]], Pair] = {
     (Beta, NegativeBinomial): Pair(
         lambda law, x: [*torch.broadcast_tensors(x, law.failures)],
         lambda law, p: make(NegativeBinomial, failures=law.failures, logit=torch.logit(p)),
         moments=_failures_moments,
+        told="member",
     ),
-    (Dirichlet, Multinomial): _PAIRS[Dirichlet, Multinomial],
     (Gaussian, Gaussian): Pair(
         lambda law, x: [solve_cholesky(law._factor(), x), pack(inverse_from_cholesky(law._factor())) / -2],
         lambda law, mean: _gaussian(mean, law.covariance_matrix),
         lambda prior, law: _gaussian(prior.mean_vector, prior.covariance_matrix + law.covariance_matrix),
+        told="member",
     ),
 }
-"""`_PAIRS` for likelihoods with a known part: failures, the total, the covariance."""
 
 _LOCATION = {NormalGamma: "location", NormalInverseWishart: "location", Gaussian: "mean_vector"}
 """The location field of priors of a location; shifting it and the data together changes nothing."""
@@ -189,19 +188,20 @@ def _family(likelihood: Likelihood) -> type[ExponentialFamily]:
 
 def pair_of(prior: ExponentialFamily, likelihood: Likelihood, name: str = "posterior") -> Pair:
     """The formulas for a prior and a likelihood; an error that names the caller if there are none."""
-    key, given = (type(prior), _family(likelihood)), isinstance(likelihood, type)
-    found = (_PAIRS if given else _PAIRS_OF_MEMBERS).get(key)
-    if found is not None:
-        return found
-    kind = key[1].__name__
-    if not given and key in _PAIRS:
+    family, given = _family(likelihood), "family" if isinstance(likelihood, type) else "member"
+    pair = _PAIRS.get((type(prior), family))
+    if pair is not None and pair.told in (given, "either"):
+        return pair
+    kind = family.__name__
+    if pair is not None and given == "member":
         raise ArgumentError(
             f"{name}: likelihood must be a family, such as {kind}; got an instance of {kind}."
         )
-    known = ", ".join(f"{a.__name__} with {b.__name__}" for a, b in _PAIRS)
-    members = ", ".join(f"{a.__name__} with a {b.__name__}" for a, b in _PAIRS_OF_MEMBERS)
+    named = [(f"{a.__name__} with", b.__name__, pair.told) for (a, b), pair in _PAIRS.items()]
+    known = ", ".join(f"{a} {b}" for a, b, told in named if told != "member")
+    members = ", ".join(f"{a} a {b}" for a, b, told in named if told != "family")
     raise ArgumentError(
-        f"{name}: prior {key[0].__name__} is not conjugate to likelihood {kind} here. Known: {known}; "
+        f"{name}: prior {type(prior).__name__} is not conjugate to likelihood {kind} here. Known: {known}; "
         f"with a member that holds what is known: {members}."
     )
 
@@ -219,7 +219,7 @@ def supports(likelihood: Likelihood, x: Tensor) -> Tensor | None:
         return likelihood[..., None]._support(x)
     if likelihood is Multinomial:
         return ((x >= 0) & (x == x.floor())).all(-1)  # each observation has a total of its own
-    return in_support(likelihood, x)
+    return likelihood._typical(likelihood._statistic(x[..., :1, :]))._support(x)
 
 
 def moved(prior: Prior, amount: Tensor) -> Prior:
@@ -242,23 +242,18 @@ def about_the_data(prior: Prior, x: Tensor) -> tuple[Prior, Tensor, Tensor | Non
 
 def common_family(p: Measure, q: Measure) -> tuple[Measure, Measure]:
     """p and q, both in the larger family if one family contains the other; otherwise unchanged."""
-    for small, large in ((DiagonalGaussian, Gaussian), (Exponential, Gamma)):
-        if isinstance(p, small) and isinstance(q, large):
-            return _widened(p), q
-        if isinstance(p, large) and isinstance(q, small):
-            return p, _widened(q)
+    kinds = {type(p), type(q)}
+    if kinds in ({DiagonalGaussian, Gaussian}, {Exponential, Gamma}):
+        return _widened(p), _widened(q)
     return p, q
 
 
-def _widened(p: DiagonalGaussian | Exponential) -> Measure:
+def _widened(p: Measure) -> Measure:
     if isinstance(p, Exponential):
         return p._as_gamma()
-    return make(Gaussian, mean_vector=p.mean_vector, covariance_matrix=torch.diag_embed(p.variance))
-
-
-def in_support(family: type[ExponentialFamily], x: Tensor) -> Tensor | None:
-    """``(...)``: which ``x (..., D)`` are in the support of the family's members; None if all are."""
-    return family._typical(family._statistic(x[..., :1, :]))._support(x)
+    if isinstance(p, DiagonalGaussian):
+        return _gaussian(p.mean_vector, torch.diag_embed(p.variance))
+    return p
 
 
 def posterior(prior: Prior, likelihood: Likelihood, x: Tensor, *, weight: Tensor | None = None) -> Prior:
@@ -351,7 +346,7 @@ class Predictive:
         pair = pair_of(self.prior, self.likelihood, "predictive")
         if pair.moments is not None:
             return pair.moments(self.prior, self.likelihood)
-        closed: Any = predictive(self.prior, self.likelihood)  # the same law as a member of a family
+        closed: Any = pair.closed and pair.closed(self.prior, self.likelihood)
         moments: tuple[Tensor, Tensor] = closed._event_moments()
         return moments
 

@@ -74,40 +74,25 @@ class Joint:
             found = ", ".join(f"{what} {dtype}" for what, dtype in dtypes.items())
             raise ArgumentError(f"Joint: sites, couplings and biases must have one dtype; got {found}.")
         for pair in self.coupling:
-            if not (
-                isinstance(pair, tuple)
-                and len(pair) == 2
-                and pair[0] != pair[1]
-                and pair[::-1] not in self.coupling
-            ):
+            twice = isinstance(pair, tuple) and pair[::-1] in self.coupling
+            if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1] or twice:
                 raise ArgumentError(
                     f"Joint: coupling has the key {pair!r}. Pass each pair of different sites once."
                 )
-        named: list[tuple[str, tuple[str, ...], Tensor]] = [
-            *((f"coupling[{pair!r}]", pair, J) for pair, J in self.coupling.items()),
-            *((f"bias[{name!r}]", (name,), b) for name, b in self.bias.items()),
-        ]
-        for what, names, value in named:
-            missing = [name for name in names if name not in self.sites]
-            if missing:
-                raise ArgumentError(
-                    f"Joint: {what} names {missing[0]!r}, which is none of {list(self.sites)}."
-                )
-            wanted = tuple(self.sites[name].dimension for name in names)
+        axes: dict[str, tuple[str, ...]] = {f"coupling[{pair!r}]": pair for pair in self.coupling}
+        axes |= {f"bias[{name!r}]": (name,) for name in self.bias}
+        for what, names in axes.items():
+            for name in names:
+                if name not in self.sites:
+                    raise ArgumentError(f"Joint: {what} names {name!r}, which is none of {list(self.sites)}.")
+            value, wanted = tensors[what], tuple(self.sites[name].dimension for name in names)
             if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ArgumentError(f"Joint: {what} must be a tensor {wanted}; got {got}.")
             finite("Joint", **{what: value})
 
-    def statistics(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The statistic t(x) of every site.
-
-        Args:
-            state: x of all sites, ``(*shape, *event)`` each.
-
-        Returns:
-            By site, ``(*shape, D)``.
-        """
+    def _statistics(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The statistic t(x) ``(*shape, D)`` of every site."""
         missing = [name for name in self.sites if name not in state]
         if missing:
             raise ArgumentError(
@@ -164,57 +149,19 @@ class Joint:
         Returns:
             ``(*shape)``.
         """
-        return self.log_tilt_of(self.statistics(state))
+        return self._log_tilt(self._statistics(state))
 
-    def log_tilt_of(self, t: Mapping[str, Tensor]) -> Tensor:
-        """U as a function of the statistics.
-
-        Args:
-            t: by site, ``(*shape, D)``.
-
-        Returns:
-            ``(*shape)``.
-        """
+    def _log_tilt(self, t: Mapping[str, Tensor]) -> Tensor:
+        """U ``(*shape)`` as a function of the statistics."""
         parts = [t[name] @ b for name, b in self.bias.items()]
         parts += [((t[first] @ J) * t[second]).sum(-1) for (first, second), J in self.coupling.items()]
         return sum(parts, torch.zeros_like(next(iter(t.values()))[..., 0]))
 
-    def independent(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> State:
-        """Draws of each site from its own measure: β = 0.
-
-        Args:
-            shape: shape of the draws of each site.
-            generator: the source of randomness; torch's own if not given.
-
-        Returns:
-            By site, ``(*shape, *event)``.
-        """
+    def _independent(self, shape: tuple[int, ...], generator: torch.Generator | None) -> State:
+        """Draws of each site from its own measure: β = 0."""
         return {name: h.sample(shape, generator=generator) for name, h in self.sites.items()}
 
-    def sweep(
-        self,
-        state: Mapping[str, Tensor],
-        *,
-        strength: float = 1.0,
-        generator: torch.Generator | None = None,
-        keep: tuple[str, ...] = (),
-    ) -> State:
-        """The state after drawing each site in turn given the others; keeps the joint law at this strength.
-
-        Args:
-            state: x of all sites, ``(*shape, *event)`` each.
-            strength: β.
-            generator: the source of randomness; torch's own if not given.
-            keep: sites that are given and stay as they are.
-
-        Returns:
-            By site, ``(*shape, *event)``.
-        """
-        state, t = dict(state), self.statistics(state)
-        self.advance(state, t, strength, generator, keep)
-        return state
-
-    def advance(
+    def _advance(
         self,
         state: State,
         t: dict[str, Tensor],
@@ -222,14 +169,9 @@ class Joint:
         generator: torch.Generator | None = None,
         keep: tuple[str, ...] = (),
     ) -> None:
-        """A sweep in place: `state` and its statistics are replaced site by site.
+        """Draws each site but those in `keep` given the others, at β = `strength`.
 
-        Args:
-            state: x of all sites, ``(*shape, *event)`` each.
-            t: their statistics, ``(*shape, D)`` each.
-            strength: β.
-            generator: the source of randomness; torch's own if not given.
-            keep: sites that are given and stay as they are.
+        The state ``(*shape, *event)`` and its statistics t ``(*shape, D)`` are replaced in place.
         """
         for name, h in self.sites.items():
             if name in keep:

@@ -82,12 +82,12 @@ def smc(
     sweeps, max_steps = whole("smc", "sweeps", sweeps), whole("smc", "max_steps", max_steps)
     target = number("smc", "target", target, above=0, below=1)
     check_generator("smc", generator)
-    state = joint.independent((runs, particles), generator)
-    t = joint.statistics(state)
+    state = joint._independent((runs, particles), generator)
+    t = joint._statistics(state)
     beta, strength, effective = 0.0, [0.0], []
     evidence: Tensor | None = None
     for step in range(1, max_steps + 1):
-        U = joint.log_tilt_of(t)
+        U = joint._log_tilt(t)
         if not bool(U.isfinite().all(-1).all()):
             raise ConvergenceError(
                 f"smc: at step {step} (β = {beta:.3g}) weights are not finite: all particles are dead. "
@@ -108,7 +108,7 @@ def smc(
         chosen = systematic(weight, generator=generator)
         state, t = ({name: _taken(x, chosen) for name, x in part.items()} for part in (state, t))
         for _ in range(sweeps):
-            joint.advance(state, t, beta, generator)
+            joint._advance(state, t, beta, generator)
         if beta == 1.0:
             total = torch.logsumexp(evidence, 0) - math.log(runs)
             error = (evidence - total).exp().std() / runs**0.5 if runs > 1 else total.new_full((), torch.nan)

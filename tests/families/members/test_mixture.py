@@ -144,33 +144,6 @@ def test_a_field_that_all_components_share() -> None:
     assert h.sample((4,)).shape == (4, 2, 2)
 
 
-def test_from_torch_finds_the_family() -> None:
-    one, pair = torch.ones(2, 1), torch.eye(2).expand(2, 2, 2)
-    families = [
-        f.Gaussian(0 * one, pair[:, :1, :1]),
-        f.DiagonalGaussian(0 * one, one),
-        f.Poisson(one),
-        f.Exponential(one),
-        f.Beta(one, one),
-    ]
-    families += [
-        f.Dirichlet(pair[0] + 1),
-        f.Categorical(pair[0]),
-        f.BernoulliProduct(pair[0]),
-        f.Wishart(4 * one[:, 0], pair),
-    ]
-    for family in families:
-        back = f.Mixture.from_torch(f.Mixture(torch.tensor([0.0, 1.0]), family).to_torch())
-        assert type(back.family) is type(family)
-        torch.testing.assert_close(back.log_weight, torch.log_softmax(torch.tensor([0.0, 1.0]), -1))
-        torch.testing.assert_close(back.family.mean_parameter, family.mean_parameter)
-    weights = torch.distributions.Categorical(torch.ones(2))
-    with pytest.raises(ValueError, match="no family here is a Cauchy"):
-        f.Mixture.from_torch(
-            torch.distributions.MixtureSameFamily(weights, torch.distributions.Cauchy(torch.ones(2), 1.0))
-        )
-
-
 @pytest.mark.parametrize(
     ("weight", "message"),
     [

@@ -14,7 +14,7 @@ from torch import Tensor, distributions
 from exptilt._support.linalg import dot
 from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import Base, make
-from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
+from exptilt.families.numerics.deviance import coin_conjugate, coin_gap, coin_kl, softplus
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,24 +31,16 @@ class BernoulliProduct(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    _natural_field = "logit"
     _reach = (0.0, 1.0, None)
     base = Base.COUNTING
     _tilts_everywhere = True
     _twin = (distributions.Bernoulli, {"logit": "logits"})
 
     @property
-    def natural_parameter(self) -> Tensor:
-        """The logits, ``(..., D)``."""
-        return self.logit
-
-    @property
     def mean_parameter(self) -> Tensor:
         """Probability of a 1, ``(..., D)``."""
         return torch.sigmoid(self.logit)
-
-    @classmethod
-    def _from_natural(cls, theta: Tensor) -> Self:
-        return make(cls, logit=theta)
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:
@@ -73,11 +65,7 @@ class BernoulliProduct(ExponentialFamily):
         return coin_kl(self.logit, other.logit, coin_gap(self.logit, other.logit)).sum(-1)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """KL(coins with this mean ‖ self) = Σ_d m log m + (1−m) log(1−m) − ℓm + softplus(ℓ)."""
-        p = mean.clamp(0, 1)
-        entropy = torch.special.entr(p) + torch.special.entr(1 - p)
-        value: Tensor = (softplus(self.logit) - self.logit * p - entropy).sum(-1)
-        return value
+        return coin_conjugate(self.logit, mean).sum(-1)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         logit = self.logit + eta

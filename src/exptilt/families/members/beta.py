@@ -100,9 +100,6 @@ class Beta(ExponentialFamily):
     def _statistic(cls, x: Tensor) -> Tensor:
         return torch.cat([x.log(), torch.log1p(-x)], -1)
 
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        return self._from_inner(self._sample_inner(shape, generator))
-
     def _sample_inner(
         self, shape: tuple[int, ...], generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
@@ -139,15 +136,6 @@ class Beta(ExponentialFamily):
 
     def _kl(self, other: Self) -> Tensor:
         return dirichlet_kl(self._both(), other._both()).sum(-1)
-
-    def _covariance(self, eta: Tensor) -> Tensor:
-        first, second = eta.chunk(2, -1)
-        alpha, beta = self.alpha + first, self.beta + second
-        shared = torch.diag_embed(-torch.polygamma(1, alpha + beta))
-        top = torch.cat([torch.diag_embed(torch.polygamma(1, alpha)) + shared, shared], -1)
-        return torch.cat(
-            [top, torch.cat([shared, torch.diag_embed(torch.polygamma(1, beta)) + shared], -1)], -2
-        )
 
     @property
     def _moments(self) -> tuple[float, Tensor]:

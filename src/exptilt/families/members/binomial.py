@@ -17,9 +17,9 @@ from exptilt._support.transforms import is_concrete
 from exptilt.families.measure import Base, make
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.members.multinomial import Multinomial
-from exptilt.families.numerics.deviance import coin_gap, coin_kl, softplus
+from exptilt.families.numerics.deviance import coin_conjugate, coin_gap, coin_kl, softplus
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
-from exptilt.families.numerics.log_factorial import nodes
+from exptilt.families.numerics.log_factorial import expected_log_ratio
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class Binomial(KnownParameter):
     total: Tensor
     logit: Tensor
     event_dims: ClassVar = {"total": 1, "logit": 1}
+    _natural_field = "logit"
     known_field = "total"
     base = Base.COUNTING
     _tilts_everywhere = True
@@ -46,11 +47,6 @@ class Binomial(KnownParameter):
     def _check(self) -> None:
         whole = (self.total >= 1) & (self.total == self.total.floor()) & self.total.isfinite()
         entries("Binomial", "total", self.total, whole, "a whole number of at least 1")
-
-    @property
-    def natural_parameter(self) -> Tensor:
-        """The log-odds, ``(..., D)``."""
-        return self.logit.expand(*self.batch_shape, -1)
 
     @property
     def mean_parameter(self) -> Tensor:
@@ -62,11 +58,8 @@ class Binomial(KnownParameter):
         total, logit = torch.broadcast_tensors(self.total, self.logit)
         return make(Multinomial, logit=torch.stack([logit, torch.zeros_like(logit)], -1), total=total)
 
-    def _with_natural(self, theta: Tensor) -> Self:
-        return make(type(self), total=self.total, logit=theta)
-
     def _with_mean(self, mean: Tensor) -> Self:
-        return make(type(self), total=self.total, logit=mean.log() - (self.total - mean).log())
+        return self._with("logit", mean.log() - (self.total - mean).log())
 
     @classmethod
     def _typical(cls, like: Tensor) -> Self:
@@ -110,15 +103,20 @@ class Binomial(KnownParameter):
             return same
         more = (m - n).clamp_min(0)
         ratio = torch.lgamma(n + 1) + torch.lgamma(more + 1) - torch.lgamma(n + more + 1)
-        extra = ratio + _expected_log_ratio(n, more + 1, -logit).to(n) + more * softplus(other.logit)
+        # E[log Γ(y+a)/Γ(a) − log y!] of failures y, a = n' − n + 1, with M(t) = (1 − q (1 − e^{−t}))^n
+        many, q = torch.broadcast_tensors(n.double(), torch.sigmoid(-logit.double()))
+        wide, trials = q.unsqueeze(-1), many.unsqueeze(-1)
+        rises = expected_log_ratio(
+            more + 1,
+            torch.ones_like(more),
+            many * q,
+            lambda one: -torch.expm1(trials * torch.log1p(-wide * one)),
+        )
+        extra = ratio + rises.to(n) + more * softplus(other.logit)
         return torch.where((n <= m).all(-1), same + extra.sum(-1), torch.inf)
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
-        """Σ_d n KL(coin with this mean ‖ coin of self)."""
-        p = (mean / self.total).clamp(0, 1)
-        entropy = torch.special.entr(p) + torch.special.entr(1 - p)
-        value: Tensor = (self.total * (softplus(self.logit) - self.logit * p - entropy)).sum(-1)
-        return value
+        return (self.total * coin_conjugate(self.logit, mean / self.total)).sum(-1)
 
     def _covariance(self, eta: Tensor) -> Tensor:
         logit = self.logit + eta
@@ -135,16 +133,3 @@ class Binomial(KnownParameter):
     def _icdf(self, q: Tensor) -> Tensor:
         guess = by_scipy("bdtrik", q, self.total, torch.sigmoid(self.logit)).ceil()
         return least_count(self._cdf, torch.minimum(guess, self.total), q)
-
-
-def _expected_log_ratio(total: Tensor, a: Tensor, logit: Tensor) -> Tensor:
-    r"""E[log Γ(y+a)/Γ(a) − log y!] of binomial y, entry by entry, in float64.
-
-    ∫ (e^{−t} − e^{−at}) (1 − M(t)) / (1 − e^{−t}) dt/t,     M(t) = (1 − p (1 − e^{−t}))^n
-    """
-    n, a, p = torch.broadcast_tensors(total.double(), a.double(), torch.sigmoid(logit.double()))
-    t, step = nodes(1e-17 / (1 + n * p) / (1 + a), torch.full_like(n, 45.0))
-    one = -torch.expm1(-t)
-    rest = -torch.expm1(n.unsqueeze(-1) * torch.log1p(-p.unsqueeze(-1) * one))
-    difference = torch.exp(-t) * -torch.expm1(-(a - 1).unsqueeze(-1) * t)
-    return (difference * rest / one * step).sum(-1)

@@ -33,6 +33,7 @@ class Categorical(ExponentialFamily):
 
     logit: Tensor
     event_dims: ClassVar = {"logit": 1}
+    _natural_field = "logit"
     _reach = (0.0, 1.0, 1.0)
     base = Base.COUNTING
     minimal = False
@@ -40,18 +41,9 @@ class Categorical(ExponentialFamily):
     _twin = (distributions.OneHotCategorical, {"logit": "logits"})
 
     @property
-    def natural_parameter(self) -> Tensor:
-        """The logits, ``(..., K)``."""
-        return self.logit
-
-    @property
     def mean_parameter(self) -> Tensor:
         """The probabilities, ``(..., K)``."""
         return torch.softmax(self.logit, -1)
-
-    @classmethod
-    def _from_natural(cls, theta: Tensor) -> Self:
-        return make(cls, logit=theta)
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from exptilt._support.linalg import dot
-from exptilt.families.family import ExponentialFamily, PositiveFamily
+from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
+from exptilt.families.members.positive import PositiveFamily
 
 
 class ChangeOfVariable(PositiveFamily):

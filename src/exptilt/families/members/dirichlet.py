@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.linalg import dot
-from exptilt.families.family import PositiveFamily
 from exptilt.families.measure import Base, make
+from exptilt.families.members.positive import PositiveFamily
 from exptilt.families.numerics.deviance import gamma_kl, gamma_log_density, not_negative
 from exptilt.families.numerics.draws import log_standard_gamma
 from exptilt.families.numerics.gamma_functions import (

@@ -21,7 +21,7 @@ from exptilt._support.transforms import is_concrete
 from exptilt.families.checks import check_log_weight, check_tensors
 from exptilt.families.measure import Measure, make
 from exptilt.families.numerics.hull import face_of_origin, nearest_in_hull
-from exptilt.tilting import AttentionResult, fisher_vector_product
+from exptilt.tilting import AttentionResult
 from exptilt.tilting.arguments import prepare
 from exptilt.tilting.attend import run
 
@@ -125,14 +125,6 @@ class Points(Measure):
             offset = (block - mean.unsqueeze(-2)) * (log_weight / 2).exp().unsqueeze(-1)
             total = total + offset.mT @ offset
         return total
-
-    def _covariance_product(self, eta: Tensor, vector: Tensor) -> Tensor:
-        query, key, weight, back = self._streamed(eta)
-        return back(
-            fisher_vector_product(
-                query, key, self._streamed(vector)[0], scale=1.0, log_weight=weight, check=False
-            )
-        )
 
     def _centred(self, mean: Tensor) -> tuple[Measure, Tensor]:
         """Points and mean less the wanted mean if a float64 copy is small, else less the points' mean."""

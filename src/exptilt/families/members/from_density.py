@@ -20,7 +20,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -150,10 +150,9 @@ class FromDensity(Points):
         middle = (0.0,) * dimension if center is None else _numbers("center", center)
         width = (1.0,) * dimension if scale is None else _numbers("scale", scale)
         if len(middle) != dimension or len(width) != dimension or any(not 0 < s < math.inf for s in width):
+            wanted = "one center and one positive scale per dimension"
             got = f"center {middle}, scale {width} for {dimension} dimensions"
-            raise ArgumentError(
-                f"FromDensity.quadrature: one center and one positive scale per dimension; got {got}."
-            )
+            raise ArgumentError(f"FromDensity.quadrature: {wanted}; got {got}.")
         default = 801 if dimension == 1 else 257
         count = default if nodes is None else whole("FromDensity.quadrature", "nodes", nodes, least=3)
         axes = []
@@ -233,11 +232,6 @@ class FromDensity(Points):
         return EstimateKind.QUADRATURE if self.axes else EstimateKind.ESTIMATED
 
     @property
-    def method(self) -> Literal["quadrature", "monte carlo"]:
-        """How the integral is taken."""
-        return "quadrature" if self.axes else "monte carlo"
-
-    @property
     def resolution(self) -> Tensor:
         """Width of the narrowest peak that quadrature is sure to see where the mass is, ``(..., D)``.
 
@@ -246,20 +240,13 @@ class FromDensity(Points):
         """
         if not self.axes:
             return torch.full_like(self.shift, torch.nan)
-        grid = self._by_axis(torch.softmax(self.log_weight, -1))
         found = []
-        for place, axis in enumerate(self.axes):
-            share = grid if len(self.axes) == 1 else grid.sum(-1 - (place == 0))
+        for axis, share in zip(self.axes, self._marginals(torch.softmax(self.log_weight, -1)), strict=True):
             below = share.cumsum(-1)
             held = (below > 5e-7) & (below - share < 1 - 5e-7)
             gap = axis.place(axis.places())[1].exp() * axis.step / _FINER[len(self.axes)]
             found.append(torch.where(held, gap.to(share), 0.0).amax(-1))
         return torch.stack(found, -1)
-
-    @property
-    def atoms(self) -> Empirical:
-        """The weighted points that stand for the measure."""
-        return make(Empirical, points=self.points, log_weight=self.log_weight)
 
     def log_normalizer_error(self, eta: Tensor) -> Tensor:
         """Estimated error of `log_normalizer`, blind to peaks that all nodes miss (see `quadrature`).
@@ -275,14 +262,13 @@ class FromDensity(Points):
         score = (eta.unsqueeze(-2) @ self.points.mT).squeeze(-2) + self.log_weight
         if not self.axes:
             return _delta_error(torch.softmax(score, -1), torch.zeros_like(score), 1.0)
-        grid, total = self._by_axis(score), torch.logsumexp(score, -1)
+        total = torch.logsumexp(score, -1)
         coarse = torch.logsumexp(self._halved(score), -1) + len(self.axes) * math.log(2)
         less, more = (total - coarse).abs(), (total - self._finer(eta + self.shift)).abs()
         seen = more <= 8 * less + 64 * torch.finfo(self.dtype).eps * (1 + total.abs())
         error = torch.where(seen, torch.maximum(less, more), torch.inf)
-        marginals = [grid] if len(self.axes) == 1 else [torch.logsumexp(grid, -1), torch.logsumexp(grid, -2)]
-        for marginal in marginals:
-            error = error + _axis_error(marginal - total.unsqueeze(-1))
+        for share in self._marginals(torch.softmax(score, -1)):
+            error = error + _axis_error(share.log())
         return error
 
     def _finer(self, shift: Tensor) -> Tensor:
@@ -291,11 +277,8 @@ class FromDensity(Points):
         axes = [axis._replace(nodes=times * (axis.nodes - 1) + 1) for axis in self.axes]
         points, log_volume = (x.to(self.device) for x in _grid(axes))
         log_weight = self.log_density(points).to(torch.float64) + log_volume
-        return (
-            make(Empirical, points=points, log_weight=log_weight)
-            ._log_normalizer(shift.double())
-            .to(self.dtype)
-        )
+        fine = make(Empirical, points=points, log_weight=log_weight)
+        return fine._log_normalizer(shift.double()).to(self.dtype)
 
     def _support(self, x: Tensor) -> Tensor | None:
         if not self.axes:
@@ -319,18 +302,10 @@ class FromDensity(Points):
         total = torch.logsumexp(self.log_weight, -1)
         value = dot(weight, surprise) + total
         infinite = torch.full_like(value, torch.inf)
-        return Estimate(value, self.expectation_error(surprise, 1.0), -infinite, infinite, self.kind)
+        return Estimate(value, self._expectation_error(surprise, 1.0), -infinite, infinite, self.kind)
 
-    def expectation_error(self, values: Tensor, share: float) -> Tensor:
-        """Estimated error of Σ_i p_i values_i + share · G(0), with p the normalised weights.
-
-        Args:
-            values: ``(..., N)``, values of a function at the points.
-            share: the factor of G(0).
-
-        Returns:
-            ``(...)``.
-        """
+    def _expectation_error(self, values: Tensor, share: float) -> Tensor:
+        """Estimated error of Σ_i p_i values_i + share · G(0) for ``values (..., N)`` at the points."""
         weight = torch.softmax(self.log_weight, -1)
         if not self.axes:
             return _delta_error(weight, values, share)
@@ -338,30 +313,27 @@ class FromDensity(Points):
         half, seen = self._halved(weight), self._halved(values)
         change = (mean - dot(half, seen) / half.sum(-1)).abs()
         error = self.log_normalizer_error(torch.zeros_like(self.shift)) * (mean.abs() + abs(share))
-        beyond = self.beyond(values)
+        beyond = self._beyond(values)
         return error + change + torch.where(beyond > 0, beyond * dot(weight, values.abs()), 0.0)
 
-    def beyond(self, values: Tensor) -> Tensor:
+    def _beyond(self, values: Tensor) -> Tensor:
         """Estimated Σ_i p_i |values_i| beyond the last nodes, as a part of the sum over the nodes.
 
-        Args:
-            values: ``(..., N)``, values of a function at the points.
-
-        Returns:
-            ``(...)``, infinite where the terms do not fall, so that the expectation may not exist; 0 for
-            Monte Carlo.
+        Infinite where the terms do not fall, so that the expectation may not exist; 0 for Monte Carlo.
         """
         terms = torch.softmax(self.log_weight, -1) * values.abs()
         share = terms / terms.sum(-1, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
         total = torch.zeros_like(share[..., 0])
-        grid = self._by_axis(share)
-        for place in range(len(self.axes)):
-            total = total + _beyond((grid if len(self.axes) == 1 else grid.sum(-1 - (place == 0))).log())
-        return total
+        return sum((_beyond_ends(part.log()) for part in self._marginals(share)), total)
 
     def _by_axis(self, values: Tensor) -> Tensor:
         """Values ``(..., N)`` as a grid, one axis of nodes for each dimension."""
         return values.unflatten(-1, tuple(axis.nodes for axis in self.axes)) if self.axes else values
+
+    def _marginals(self, share: Tensor) -> list[Tensor]:
+        """Sums ``(..., nodes)`` of the shares ``(..., N)`` of nodes, for each axis of the grid."""
+        grid = self._by_axis(share)
+        return [grid] if len(self.axes) == 1 else [grid.sum(-1), grid.sum(-2)] if self.axes else []
 
     def _halved(self, values: Tensor) -> Tensor:
         """Values ``(..., N)`` at every second node of each axis, ``(..., N')``."""
@@ -423,10 +395,10 @@ def _axis_error(log_share: Tensor) -> Tensor:
     """Error of the log of a sum from the mass beyond the ends of an axis with log-shares ``(..., nodes)``."""
     # On fewer than three nodes the integral of a Gaussian may be wrong by 1 %, unseen by leaving out nodes.
     held = 1 / (2 * log_share).exp().sum(-1)
-    return torch.where(held < 3, torch.inf, torch.log1p(_beyond(log_share)))
+    return torch.where(held < 3, torch.inf, torch.log1p(_beyond_ends(log_share)))
 
 
-def _beyond(log_share: Tensor) -> Tensor:
+def _beyond_ends(log_share: Tensor) -> Tensor:
     """The part of a sum that lies beyond both ends of an axis with log-shares ``(..., nodes)``.
 
     If the last share is s and shares fall by the ratio r from node to node, the part beyond is s r / (1 − r).

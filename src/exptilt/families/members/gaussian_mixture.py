@@ -7,9 +7,8 @@ with w_n ∝ π_n e^{⟨μ_n,η⟩ + ½η'Σ_nη}. With one Σ for all, the quad
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from exptilt._support.checks import finite
@@ -71,8 +70,3 @@ class GaussianMixture(AnyMixture):
         mean = self.components._mean(self._each(eta))
         fields = {"mean_vector": mean, "covariance_matrix": self.covariance_matrix}
         return make(type(self), log_weight=self._scores(eta), **fields)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        normals = other.component_distribution
-        return cls(torch.as_tensor(other.mixture_distribution.logits), normals.loc, normals.covariance_matrix)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, distributions
 
-from exptilt.families.measure import make
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.numerics.deviance import deviance, log_excess
 from exptilt.families.numerics.hull import box_excess
@@ -35,6 +34,7 @@ class Laplace(KnownParameter):
     location: Tensor
     scale: Tensor
     event_dims: ClassVar = {"location": 1, "scale": 1}
+    _mean_field = "scale"
     _reach = (-math.inf, math.inf, None)
     known_field = "location"
     _decay = 1.0
@@ -48,16 +48,8 @@ class Laplace(KnownParameter):
         """−1/b, ``(..., D)``."""
         return (-1 / self.scale).expand(*self.batch_shape, -1)
 
-    @property
-    def mean_parameter(self) -> Tensor:
-        """E |x − μ| = b, ``(..., D)``."""
-        return self.scale.expand(*self.batch_shape, -1)
-
     def _with_natural(self, theta: Tensor) -> Self:
-        return make(type(self), location=self.location, scale=-1 / theta)
-
-    def _with_mean(self, mean: Tensor) -> Self:
-        return make(type(self), location=self.location, scale=mean)
+        return self._with("scale", -1 / theta)
 
     def _outside(self, mean: Tensor) -> Tensor:
         return box_excess(mean, 0.0, math.inf)
@@ -76,7 +68,7 @@ class Laplace(KnownParameter):
         """
         return self.coordinate(x)
 
-    def _coordinate(self, x: Tensor) -> Tensor:
+    def _whole_statistic(self, x: Tensor) -> Tensor:
         return (x - self.location).abs()
 
     def _log_prob(self, x: Tensor) -> Tensor:

@@ -287,16 +287,3 @@ class Mixture(AnyMixture):
 
     def _tilt(self, eta: Tensor) -> Self:
         return make(type(self), log_weight=self._scores(eta), family=self.family._tilt(self._each(eta)))
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        families = ExponentialFamily.__subclasses__()
-        for family in families:
-            families += family.__subclasses__()
-            try:
-                parts = family.from_torch(other.component_distribution)
-            except ArgumentError:
-                continue
-            return cls(torch.as_tensor(other.mixture_distribution.logits), parts)
-        kind = type(other.component_distribution).__name__
-        raise ArgumentError(f"Mixture.from_torch: no family here is a {kind}.")

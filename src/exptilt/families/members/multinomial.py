@@ -40,6 +40,7 @@ class Multinomial(KnownParameter):
     logit: Tensor
     total: Tensor
     event_dims: ClassVar = {"logit": 1, "total": 0}
+    _natural_field = "logit"
     known_field = "total"
     _mean_says_known = True
     base = Base.COUNTING
@@ -52,11 +53,6 @@ class Multinomial(KnownParameter):
     @property
     def _reach(self) -> tuple[Any, Any, Any]:  # type: ignore[override]
         return 0.0, self._n, self._n
-
-    @property
-    def natural_parameter(self) -> Tensor:
-        """The logits, ``(..., K)``."""
-        return self.logit.expand(*self.batch_shape, -1)
 
     @property
     def mean_parameter(self) -> Tensor:
@@ -73,15 +69,12 @@ class Multinomial(KnownParameter):
 
     @classmethod
     def _some(cls, known: Tensor | None, vector: Tensor, asked: str) -> Self:
-        if known is None and asked in ("from_mean", "fit_mixture"):
+        if known is None and asked != "from_natural" and asked != "log_partition":
             known = vector.sum(-1).round().clamp_min(1)
         return super()._some(known, vector, asked)
 
-    def _with_natural(self, theta: Tensor) -> Self:
-        return make(type(self), logit=theta, total=self.total)
-
     def _with_mean(self, mean: Tensor) -> Self:
-        return make(type(self), logit=Categorical._from_mean(mean).logit, total=self.total)
+        return self._with("logit", Categorical._from_mean(mean).logit)
 
     @classmethod
     def _typical(cls, like: Tensor) -> Self:
@@ -132,11 +125,6 @@ class Multinomial(KnownParameter):
             )
         logit = self.logit.expand(*self.batch_shape, -1)
         return distributions.Multinomial(int(self.total.flatten()[0]), logits=logit)
-
-    @classmethod
-    def _from_torch(cls, other: Any) -> Self:
-        """The member equal to a `torch.distributions.Multinomial`."""
-        return cls(other.logits, other.logits.new_full(other.batch_shape, other.total_count))
 
     def _kl(self, other: Self) -> Tensor:
         """n Σ_k D(p_k, p'_k); infinite if the totals differ, because the supports are then disjoint."""

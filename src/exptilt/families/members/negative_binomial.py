@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributions
 
 from exptilt._support.transforms import is_concrete
-from exptilt.families.measure import Base, make
+from exptilt.families.measure import Base
 from exptilt.families.members.known_parameter import KnownParameter
 from exptilt.families.numerics.deviance import coin_gap, coin_kl, deviance, softplus
 from exptilt.families.numerics.distribution_functions import by_scipy, least_count
@@ -57,11 +57,10 @@ class NegativeBinomial(KnownParameter):
         return self.failures * self.logit.exp()
 
     def _with_natural(self, theta: Tensor) -> Self:
-        logit = theta - torch.log(-torch.expm1(theta))
-        return make(type(self), failures=self.failures, logit=logit)
+        return self._with("logit", theta - torch.log(-torch.expm1(theta)))
 
     def _with_mean(self, mean: Tensor) -> Self:
-        return make(type(self), failures=self.failures, logit=mean.log() - self.failures.log())
+        return self._with("logit", mean.log() - self.failures.log())
 
     def _log_partition(self) -> Tensor:
         """−Σ_d r log(1 − p)."""
@@ -86,7 +85,7 @@ class NegativeBinomial(KnownParameter):
         """A − θE[x] − E log b(x), the last term by quadrature; the error is some ε times min(r, E[x])."""
         r, logit = self.failures.double(), self.logit.double()
         plain = r * softplus(logit) + r * logit.exp() * softplus(-logit)
-        base = expected_log_ratio(r, torch.ones_like(r), logit, r)
+        base = self._expected_log_ratio(r, torch.ones_like(r))
         return (plain - base).sum(-1).to(self.dtype)
 
     def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -104,9 +103,15 @@ class NegativeBinomial(KnownParameter):
         same = (r * (1 + self.logit.exp()) * coin_kl(self.logit, other.logit, gap)).sum(-1)
         if is_concrete(r, other.failures) and bool((r == other.failures).all()):
             return same
-        extra = expected_log_ratio(r, other.failures, self.logit, r)
+        extra = self._expected_log_ratio(r, other.failures)
         extra = extra + (other.failures - r) * softplus(other.logit)
         return same + extra.sum(-1).to(self.dtype)
+
+    def _expected_log_ratio(self, a: Tensor, b: Tensor) -> Tensor:
+        """E[log Γ(x+a)/Γ(a) − log Γ(x+b)/Γ(b)] by quadrature, with M(t) = (1 + e^ℓ (1 − e^{−t}))^{−r}."""
+        r, odds = torch.broadcast_tensors(self.failures.double(), self.logit.double().exp())
+        wide, many = odds.unsqueeze(-1), r.unsqueeze(-1)
+        return expected_log_ratio(a, b, r * odds, lambda one: -torch.expm1(-many * torch.log1p(wide * one)))
 
     def _boundary_conjugate(self, mean: Tensor, reached: Tensor) -> Tensor:
         """Σ_d m log m − (m + r) log(m + r) + r log r − m log p − r log(1 − p), 0 log 0 = 0."""

@@ -17,7 +17,7 @@ from exptilt.families.family import ExponentialFamily
 from exptilt.families.measure import make
 from exptilt.families.members.gamma import Gamma
 from exptilt.families.numerics.deviance import log_excess
-from exptilt.families.numerics.draws import log_standard_gamma, standard_gamma, standard_normal
+from exptilt.families.numerics.draws import log_standard_gamma, standard_normal
 from exptilt.families.numerics.gamma_functions import invert_digamma_gap
 
 
@@ -135,14 +135,10 @@ class NormalGamma(ExponentialFamily):
         mean, precision = x
         return (mean.isfinite() & (precision > 0)).all(-1)
 
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> MeanPrecision:
-        size = (*shape, *self.batch_shape, self.location.shape[-1])
-        precision = standard_gamma(self.shape.expand(size), generator) / self.rate
-        precision = precision.clamp_min(torch.finfo(self.dtype).tiny)
-        noise = standard_normal(self.location, size, generator)
-        mean = self.location + noise / (self.count.sqrt() * precision.sqrt())
-        most = torch.finfo(self.dtype).max / 4
-        return MeanPrecision(mean.clamp(-most, most), precision)
+    def _from_inner(self, y: tuple[Tensor, Tensor]) -> MeanPrecision:
+        limits = torch.finfo(self.dtype)
+        precision = y[1].exp().clamp_min(limits.tiny)
+        return MeanPrecision((y[0] / precision.sqrt()).clamp(-limits.max / 4, limits.max / 4), precision)
 
     def _sample_inner(
         self, shape: tuple[int, ...], generator: torch.Generator | None

@@ -39,6 +39,7 @@ class Poisson(ExponentialFamily):
 
     rate: Tensor
     event_dims: ClassVar = {"rate": 1}
+    _mean_field = "rate"
     _reach = (0.0, math.inf, None)
     base = Base.COUNTING
     flat_base = False
@@ -51,18 +52,9 @@ class Poisson(ExponentialFamily):
         """log λ, ``(..., D)``."""
         return self.rate.log()
 
-    @property
-    def mean_parameter(self) -> Tensor:
-        """λ, ``(..., D)``."""
-        return self.rate
-
     @classmethod
     def _from_natural(cls, theta: Tensor) -> Self:
         return make(cls, rate=theta.exp())
-
-    @classmethod
-    def _from_mean(cls, mean: Tensor) -> Self:
-        return make(cls, rate=mean)
 
     def _log_partition(self) -> Tensor:
         return self.rate.sum(-1)

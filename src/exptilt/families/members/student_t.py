@@ -3,31 +3,22 @@ r"""The multivariate Student t: a Gaussian whose precision is multiplied by a Ga
     x | w ~ N(μ, S/w),   w ~ Gamma(ν/2, ν/2)     gives     p(x) ∝ (1 + (x−μ)'S⁻¹(x−μ)/ν)^{−(ν+D)/2}
 
 With known degrees of freedom ν it is no exponential family, and it cannot be tilted: E e^{⟨x,η⟩} is infinite
-for every η but 0. So it is a law with a density, draws, moments and entropy, but no `Measure`. `fit` finds it
-from data; `project` gives the nearest Gaussian, which has the same first two moments.
+for every η but 0. So it is a law with a density, draws, moments and entropy, but no `Measure`. `project`
+gives the nearest Gaussian, which has the same first two moments.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from exptilt._support.checks import entries, finite, floating, number, positive, whole
+from exptilt._support.checks import finite, positive
 from exptilt._support.errors import ArgumentError
-from exptilt._support.linalg import (
-    check_covariance,
-    dot,
-    factorize,
-    log_determinant,
-    matvec,
-    positive_definite,
-)
-from exptilt._support.progress import track
-from exptilt._support.solution import Solution, Status
-from exptilt.families.batch import Fields, Law, make
+from exptilt._support.linalg import check_covariance, dot, factorize, log_determinant, matvec
+from exptilt.families.batch import Fields
 from exptilt.families.checks import check_tensors, sizes, with_axes
 from exptilt.families.members.gaussian import whiten
 from exptilt.families.numerics.distribution_functions import by_scipy
@@ -36,7 +27,7 @@ from exptilt.families.numerics.gamma_functions import digamma_rise, remainder
 
 
 @dataclass(frozen=True, eq=False)
-class StudentT(Fields, Law):
+class StudentT(Fields):
     """Student's t in D dimensions.
 
     Args:
@@ -157,63 +148,3 @@ class StudentT(Fields, Law):
 
     def _icdf(self, q: Tensor) -> Tensor:
         return self.location + self._deviation() * by_scipy("stdtrit", self.degrees.unsqueeze(-1), q)
-
-    @classmethod
-    def fit(
-        cls,
-        x: Tensor,
-        degrees: float,
-        *,
-        tolerance: float | None = None,
-        max_steps: int = 1000,
-        progress: bool | None = None,
-    ) -> Solution[Self]:
-        """The member of largest likelihood for known degrees of freedom, by EM (Kent, Tyler and Vardi).
-
-        Args:
-            x: ``(N, D)``, or ``(N,)`` for numbers.
-            degrees: ν, positive.
-            tolerance: on the residual, the largest entry of the gradient of the mean log-likelihood in units
-                of S; default 1e-8 in float64, 1e-4 in float32.
-            max_steps: largest number of steps.
-            progress: show a bar after two seconds: True, False, or None for only in a terminal.
-
-        Returns:
-            A `Solution`. UNBOUNDED: S becomes singular because too many points lie in a plane.
-        """
-        nu = number("StudentT.fit", "degrees", degrees, above=0)
-        x = floating(
-            "StudentT.fit", "x", x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim == 1 else x, axes=2
-        )
-        if x.ndim != 2:
-            raise ArgumentError(f"StudentT.fit: x must be (N, D); got {tuple(x.shape)}.")
-        finite("StudentT.fit", x=x)
-        whole("StudentT.fit", "max_steps", max_steps)
-        least = tolerance or (1e-8 if x.dtype == torch.float64 else 1e-4)
-        middle, d = x.detach().mean(0), x.shape[-1]
-        y = (x.detach() - middle).double()
-        location, scale = y.mean(0), y.mT @ y / len(y)
-        spread, residual, status, steps = scale, torch.tensor(torch.inf), Status.MAX_STEPS, 0
-        for _ in track(range(max_steps), "EM of a Student t", show=progress):
-            steps += 1
-            correlation = scale / (spread.diagonal()[:, None] * spread.diagonal()).sqrt()
-            if not bool(positive_definite(correlation - 1e-12 * torch.eye(d).to(correlation))):
-                status = Status.UNBOUNDED
-                break
-            white = whiten(factorize(scale), y - location)
-            weight = ((nu + d) / (nu + dot(white, white))).unsqueeze(-1)
-            pull, push = (weight * white).mean(0), (weight * white).mT @ white / len(y)
-            residual = torch.maximum(pull.abs().amax(), (push - torch.eye(d).to(push)).abs().amax() / 2)
-            if bool(residual <= least):
-                status = Status.CONVERGED
-                break
-            location = (weight * y).sum(0) / weight.sum()
-            offset = y - location
-            scale = (weight * offset).mT @ offset / weight.sum()
-        if status is Status.UNBOUNDED:
-            location, scale = y.mean(0), spread
-            valid = positive_definite(scale).expand(x.shape)
-            entries("StudentT.fit", "x", x, valid, "one of points that do not all lie in a plane")
-        symmetric = ((scale + scale.mT) / 2).to(x)
-        found = make(cls, degrees=x.new_tensor(nu), location=location.to(x) + middle, scale=symmetric)
-        return Solution.of(found, status, residual.to(x), steps)

@@ -40,14 +40,10 @@ class VonMisesFisher(ExponentialFamily):
 
     vector: Tensor
     event_dims: ClassVar = {"vector": 1}
+    _natural_field = "vector"
     base = Base.SPHERE
     _tilts_everywhere = True
     _least_length = 2
-
-    @property
-    def natural_parameter(self) -> Tensor:
-        """κ times the mean direction, ``(..., D)``."""
-        return self.vector
 
     @property
     def concentration(self) -> Tensor:
@@ -59,10 +55,6 @@ class VonMisesFisher(ExponentialFamily):
     def mean_parameter(self) -> Tensor:
         """E x, ``(..., D)``, of length below 1 up to rounding."""
         return (self._bessel().ratio.unsqueeze(-1) * self.vector).to(self.dtype)
-
-    @classmethod
-    def _from_natural(cls, theta: Tensor) -> Self:
-        return make(cls, vector=theta)
 
     @classmethod
     def _from_mean(cls, mean: Tensor) -> Self:

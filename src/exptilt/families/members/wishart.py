@@ -218,9 +218,6 @@ class Wishart(WithDegrees):
     def _coordinate(self, x: Tensor) -> Tensor:
         return pack(x)
 
-    def _sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        return self._from_inner(self._sample_inner(shape, generator))
-
     def _sample_inner(
         self, shape: tuple[int, ...], generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,13 @@ def coin_gap(logit: Tensor, other: Tensor) -> Tensor:
     return torch.where(other > logit, size, -size)
 
 
+def coin_conjugate(logit: Tensor, mean: Tensor) -> Tensor:
+    """KL(coin with this mean ‖ coin with these log-odds), entry by entry, also at means 0 and 1."""
+    p = mean.clamp(0, 1)
+    value: Tensor = softplus(logit) - logit * p - torch.special.entr(p) - torch.special.entr(1 - p)
+    return value
+
+
 def log_excess(a: Tensor, b: Tensor) -> Tensor:
     """r − 1 − log r for r = a/b, entry by entry."""
     gap = (a - b) / b

@@ -12,6 +12,8 @@ On the boundary the certificate is a normal d with ⟨d, x_n⟩ ≤ 0 for every 
 linear program. The points with ⟨d, x_n⟩ = 0 are a face of the hull that holds the origin.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,6 +59,32 @@ def nearest_to_origin(cloud: Array) -> Array:
     return np.asarray(weight / weight.sum() @ cloud)
 
 
+def solve_by_rows(cost: Array, rows: Array, most: Array, few: set[int], slack: float, **options: Any) -> Any:
+    """The x of least ⟨cost, x⟩ with ``rows @ x <= most``; None if there is none.
+
+    Few of many rows matter: the program is solved for those in `few`, and rows that its answer violates by
+    more than `slack` are added until none is. If a few rows have no answer, neither have all.
+    """
+    from scipy.optimize import linprog
+
+    while True:
+        chosen = sorted(few)
+        program = linprog(cost, A_ub=rows[chosen], b_ub=most[chosen], method="highs", **options)
+        if program.x is None:
+            return None
+        excess = rows @ program.x - most
+        worst = np.argsort(excess)[-_ADDED:]
+        violated = set(worst[excess[worst] > slack].tolist())
+        if violated <= few:
+            return program.x
+        few |= violated
+
+
+def some_rows(count: int) -> set[int]:
+    """The rows that `solve_by_rows` starts from, spread evenly."""
+    return set(range(0, count, max(1, count // _START)))
+
+
 def face_of_origin(cloud: Array, rounding: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
     """Which of ``cloud (N, D)`` are on a face of the hull that holds the origin; None if there is none.
 
@@ -71,27 +99,16 @@ def face_of_origin(cloud: Array, rounding: Array) -> np.ndarray[tuple[int, ...],
     """
     scale = float(np.abs(cloud).max()) or 1.0
     cloud, slack = cloud / scale, rounding / scale
-    few = set(range(0, len(cloud), max(1, len(cloud) // _START)))
-    while True:
-        rows = sorted(few)
-        from scipy.optimize import linprog
-
-        program = linprog(
-            cloud.mean(0), A_ub=cloud[rows], b_ub=slack[rows].sum(-1), bounds=(-1, 1), method="highs"
-        )
-        if program.x is None:
-            return None
-        height = cloud @ program.x
-        worst = np.argsort(height - slack.sum(-1))[-_ADDED:]
-        violated = set(worst[height[worst] > slack[worst].sum(-1) + _FEASIBLE].tolist())
-        if violated <= few:
-            break
-        few |= violated
+    most, few = slack.sum(-1), some_rows(len(cloud))
+    found = solve_by_rows(cloud.mean(0), cloud, most, few, _FEASIBLE, bounds=(-1, 1))
+    if found is None:
+        return None
+    height = cloud @ found
     # The program is right to seven digits only; the points that it puts on the face give the exact normal.
-    held = cloud[np.abs(height) <= 2 * _FEASIBLE + slack.sum(-1)]
+    held = cloud[np.abs(height) <= 2 * _FEASIBLE + most]
     size, vectors = np.linalg.svd(held, full_matrices=False)[1:]
     along = vectors[size > 8 * len(held) ** 0.5 * (slack.max() + np.finfo(float).eps)]
-    normal = program.x - along.T @ (along @ program.x)
+    normal = found - along.T @ (along @ found)
     off = (slack + 64 * np.finfo(float).eps * np.abs(cloud)) @ np.abs(normal)  # errors of cloud and normal
     height = cloud @ normal
     return height >= -off if (height <= off).all() and (height < -off).any() else None

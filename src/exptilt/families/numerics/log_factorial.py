@@ -7,6 +7,8 @@ counts is not (Knessl 1998); a = 1 gives log x!. In s = log t the integrands are
 fall exponentially at both ends, so the trapezoidal rule converges exponentially.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,19 +23,22 @@ def nodes(least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     return (low + step * index).exp(), step
 
 
-def expected_log_ratio(a: Tensor, b: Tensor, log_odds: Tensor, failures: Tensor) -> Tensor:
-    r"""E[log Γ(x+a)/Γ(a) − log Γ(x+b)/Γ(b)] of negative binomial x, entry by entry, in float64.
+def expected_log_ratio(a: Tensor, b: Tensor, mean: Tensor, lost: Callable[[Tensor], Tensor]) -> Tensor:
+    r"""E[log Γ(x+a)/Γ(a) − log Γ(x+b)/Γ(b)] of counts x, entry by entry, in float64.
 
-    ∫ (e^{−bt} − e^{−at}) (1 − M(t)) / (1 − e^{−t}) dt/t,     M(t) = (1 + e^ℓ (1 − e^{−t}))^{−r}
+    ∫ (e^{−bt} − e^{−at}) (1 − M(t)) / (1 − e^{−t}) dt/t
+
+    Args:
+        a: ``(...)``.
+        b: ``(...)``.
+        mean: ``(...)``, E[x].
+        lost: 1 − M(t) ``(..., N)``, as a function of 1 − e^{−t}.
     """
-    a, b, log_odds, failures = torch.broadcast_tensors(*(x.double() for x in (a, b, log_odds, failures)))
-    odds = log_odds.exp()
-    t, step = nodes(_TINY / (1 + failures * odds) / (1 + torch.maximum(a, b)), 45 / torch.minimum(a, b))
-    one = -torch.expm1(-t)
-    rest = -torch.expm1(-failures.unsqueeze(-1) * torch.log1p(odds.unsqueeze(-1) * one))
-    least, gap = torch.minimum(a, b).unsqueeze(-1), (a - b).unsqueeze(-1)
+    a, b, mean = torch.broadcast_tensors(a.double(), b.double(), mean)
+    t, step = nodes(_TINY / (1 + mean) / (1 + torch.maximum(a, b)), 45 / torch.minimum(a, b))
+    one, least, gap = -torch.expm1(-t), torch.minimum(a, b).unsqueeze(-1), (a - b).unsqueeze(-1)
     difference = torch.exp(-least * t) * -torch.expm1(-gap.abs() * t) * gap.sign()
-    return (difference * rest / one * step).sum(-1)
+    return (difference * lost(one) / one * step).sum(-1)
 
 
 def expected_log_coefficient(total: Tensor, log_probability: Tensor) -> Tensor:

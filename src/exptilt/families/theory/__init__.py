@@ -1,1 +1,1 @@
-"""Claims of the theory about measures and their tilts, as functions."""
+"""The canonical link of the theory, and how far from linear it is."""

@@ -11,7 +11,6 @@ positive definite, so M should be as well. For Gaussians of one covariance Σ th
 for other families `fit_linear_link` says how far the link is from linear.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,40 +19,6 @@ from torch import Tensor
 from exptilt._support.checks import alike, finite, floating
 from exptilt._support.errors import ArgumentError
 from exptilt.families.family import ExponentialFamily
-from exptilt.families.measure import Measure
-from exptilt.families.members.known_parameter import KnownParameter
-
-
-def link(family: type[ExponentialFamily] | Measure) -> Callable[[Tensor], Tensor]:
-    """The exact canonical link of a family, a function from means to natural parameters.
-
-    Args:
-        family: a class of families, for the natural parameter θ ``(..., K)`` with the mean E[u] ``(...,
-            K)``; or a measure h, for the η ``(..., D)`` by which h must be tilted to have the mean ``(...,
-            D)``.
-
-    Returns:
-        A function from means ``(..., K)`` to natural parameters ``(..., K)``; it raises a `ConvergenceError`
-        at means that no member has.
-
-    Example:
-        >>> from exptilt.families import Poisson
-        >>> link(Poisson)(torch.tensor([1.0]))  # log λ
-        tensor([0.])
-    """
-    if isinstance(family, type) and issubclass(family, ExponentialFamily):
-        kind = family
-        if issubclass(kind, KnownParameter) and not kind._mean_says_known:
-            wanted = f"pass a member of {kind.__name__}, which holds its {kind.known_field}"
-            raise ArgumentError(
-                f"link: family needs its {kind.known_field}, which means do not say; {wanted}."
-            )
-        return lambda mean: kind.from_mean(mean).or_raise().natural_parameter
-    if isinstance(family, Measure):
-        return lambda mean: family.natural(mean).or_raise()
-    raise ArgumentError(
-        f"link: family is {family!r}. Pass a class of families, such as xt.families.Gamma, or a measure."
-    )
 
 
 @dataclass(frozen=True)

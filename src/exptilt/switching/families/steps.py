@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt.families import ExponentialFamily, Mixture, log_marginal_likelihood, posterior, project, stack
+from exptilt.families import ExponentialFamily, Mixture, log_marginal_likelihood, posterior, project
 
 from ..checks import safe_log
 from ..inference.plain.step import step
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def own(model: "SwitchingFamily", belief: ExponentialFamily) -> ExponentialFamily:
     """D_j(belief_j) of a belief ``(..., M)``."""
-    found: ExponentialFamily = stack([move(belief[..., j]) for j, move in enumerate(model.dynamics)], -1)
-    return found
+    moved = [move(belief[..., j]) for j, move in enumerate(model.dynamics)]
+    return type(belief).stack(moved, -1)
 
 
 def merged(log_weight: Tensor, belief: ExponentialFamily) -> ExponentialFamily:
@@ -53,7 +53,7 @@ class FamilyMoves:
 
     def collapse(self, weight: Tensor, laws: Sequence[ExponentialFamily]) -> ExponentialFamily:
         """The M-projection of a mixture."""
-        return merged(safe_log(weight), stack(list(laws), -1))
+        return merged(safe_log(weight), type(laws[0]).stack(laws, -1))
 
 
 def by_steps(
@@ -64,7 +64,9 @@ def by_steps(
     for a, b in pairwise(starts):
         found += _one(model, y[a:b], there[a:b], method, what)
     terms, levels, beliefs, mixings = zip(*found, strict=True)
-    return Passed(torch.stack(terms), torch.stack(levels), stack(beliefs, 0), torch.stack(mixings))
+    return Passed(
+        torch.stack(terms), torch.stack(levels), type(beliefs[0]).stack(beliefs), torch.stack(mixings)
+    )
 
 
 def _one(
@@ -84,5 +86,5 @@ def _one(
             raise ArgumentError(impossible(what, t, row))
         if method == "gpb1":  # its weights do not depend on the mode that follows
             mixing = kim_mixing(before[None], log_transition)[0]
-        out.append((term, level, stack(laws, -1), mixing))
+        out.append((term, level, type(laws[0]).stack(laws, -1), mixing))
     return out
