@@ -40,8 +40,8 @@ RESUMES = " No report was written; run the same command again to continue where 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt report`."""
     parser.usage = (
-        "exptilt report [MODEL] [--text FILE ...] [--images PATH ...] [--sounds PATH ...] "
-        "[--checkpoints DIR ...] [--against B] [--out FOLDER] [options]"
+        "exptilt report [MODEL] [--text FILE ...] [--images PATH ...] [--checkpoints DIR ...] [--against B] "
+        "[--out FOLDER] [options]"
     )
     without = "default: the last of --checkpoints, or the model in the package"
     series = "folders saved in training, or one folder of checkpoint-STEP folders"
@@ -49,20 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     named = f"folder, GGUF file, cached name, minilm or smollm2 ({without})"
     add("model", nargs="?", metavar="MODEL", help=named)
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
-    add(
-        "--images",
-        nargs="+",
-        type=Path,
-        metavar="PATH",
-        help="pictures or folders of them, for a vision model",
-    )
-    add(
-        "--sounds",
-        nargs="+",
-        type=Path,
-        metavar="PATH",
-        help="WAV files or folders of them, for an audio model",
-    )
+    pictures = "pictures or folders of them, for a vision model"
+    add("--images", nargs="+", type=Path, metavar="PATH", help=pictures)
     add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
     side = "compare with another model, a study.json, or the same model on another text file"
     add("--against", metavar="B", help=side)
@@ -87,13 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
             check_paths(option, [given])
         else:
             check_model(option, given, hint=" Pass --download to fetch it.")
-    for option in ("text", "images", "sounds", "checkpoints"):
+    for option in ("text", "images", "checkpoints"):
         check_paths(f"--{option}", getattr(arguments, option) or [])
     from exptilt._support import files
     from exptilt.lens.models.load import is_installed
     from exptilt.report.study import page
 
-    sources = ("model", "text", "images", "sounds", "checkpoints", "against", "tokenizer")
+    sources = ("model", "text", "images", "checkpoints", "against", "tokenizer")
     beside = not any(getattr(arguments, name) for name in sources) and is_installed(BESIDE)
     made = files.prepare_folder(arguments.out)
     try:
@@ -142,25 +130,24 @@ def measure_against(arguments: argparse.Namespace, found: "Study") -> tuple["Stu
     if changed.model is None:
         folders = arguments.checkpoints or [models.default_folder()]
         changed.model = str(models.find_checkpoints(folders)[-1][1])
-    which = "images" if arguments.images else "sounds" if arguments.sounds else "text"
-    setattr(changed, which, [other])
+    setattr(changed, "images" if arguments.images else "text", [other])
     return replace(measure(changed)[0], name=f"{found.name} on {other.name}"), None
 
 
 def texts_of(arguments: argparse.Namespace) -> tuple[str, Mapping[str, Any]]:
-    """The kind of input ("texts", "pictures" or "sounds"), and the inputs by name."""
+    """The kind of input ("texts" or "pictures"), and the inputs by name."""
     from exptilt.lens import models
     from exptilt.lens.inputs import media
 
-    given = {"texts": arguments.text, "pictures": arguments.images, "sounds": arguments.sounds}
-    named = [kind for kind, paths in given.items() if paths]
-    if len(named) > 1:
-        raise ArgumentError(f"report: got {' and '.join(named)}. Pass one kind; a model is studied on one.")
-    reads = named[0] if named else "texts"
-    if not named:
-        text = models.read_text(models.default_folder() / "text.txt")
-        return reads, {"the text that comes with exptilt": text}
-    return reads, _texts(arguments.text) if arguments.text else media.files(reads, given[reads])
+    if arguments.text and arguments.images:
+        raise ArgumentError("report: got texts and pictures. Pass one kind; a model is studied on one.")
+    if arguments.images:
+        return "pictures", media.files(arguments.images)
+    if arguments.text:
+        return "texts", _texts(arguments.text)
+    return "texts", {
+        "the text that comes with exptilt": models.read_text(models.default_folder() / "text.txt")
+    }
 
 
 def measure(arguments: argparse.Namespace) -> tuple["Study", "Loaded"]:
@@ -180,7 +167,7 @@ def measure(arguments: argparse.Namespace) -> tuple["Study", "Loaded"]:
 
     def checkpoint(folder: Path) -> Any:
         model = models.load_weights(folder, **how)
-        return model if reads == "texts" else models.part_that_reads(model, reads)
+        return model if reads == "texts" else models.picture_part(model)
 
     series = [(step, partial(checkpoint, folder)) for step, folder in checkpoints]
     with models.quiet():

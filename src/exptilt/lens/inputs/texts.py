@@ -30,12 +30,12 @@ PIECE, PIECES = 64, 16  # tokens in a piece, and how many pieces the kinds of he
 class Chunk:
     """Tokens that a model reads at once."""
 
-    ids: Tensor  # (token,), special ones included; for a picture or a sound 0, 1, 2 and so on
+    ids: Tensor  # (token,), special ones included; for a picture 0, 1, 2 and so on
     text: int  # index of the text it comes from
     special: frozenset[int] = frozenset()  # ids that are special to the tokenizer
     delimiters: frozenset[int] = frozenset()  # ids in the chunk that end a line, are punctuation or special
     given: Mapping[str, Tensor] | None = None  # inputs of the model if it does not read tokens
-    layout: Any = None  # where the tokens of a picture or a sound lie, a `media.Layout`
+    layout: Any = None  # where the tokens of a picture lie, a `media.Layout`
 
     def inputs(self, model: nn.Module) -> dict[str, Any]:
         """Keyword arguments with which the model reads this chunk."""
@@ -213,7 +213,7 @@ class Reading:
     notes: list[str]
     words: Callable[[Sequence[int]], list[str]]  # names of tokens, by their ids
     context: int | None = None  # most tokens that the model can read at once
-    length: int = 0  # most tokens in a chunk; 0 for pictures and sounds, whose tokens cannot be reordered
+    length: int = 0  # most tokens in a chunk; 0 for pictures, whose tokens cannot be reordered
     picture: Any = None  # of the first chunk, a `media.Picture`
     pieces: Tensor | None = None  # (piece, token), as long for every length of chunks
 

@@ -72,8 +72,8 @@ def load_model(
         tokenizer: a folder to take the tokenizer from; None takes the model's own.
         allow_pickle: whether weights may be a pickle.
         download: fetch a model that is not in the cache from the Hub. Nothing is fetched otherwise.
-        reads: "texts", "pictures" or "sounds". For the last two, the part of the model that reads them is
-            loaded, with its image processor or feature extractor in place of the tokenizer.
+        reads: "texts" or "pictures". For pictures, the part of the model that reads them is loaded, with its
+            image processor in place of the tokenizer.
     """
     source, start, name = _find(where, download)
     with _read_once(source):
@@ -86,10 +86,9 @@ def _load(
     """The model and its tokenizer, from a folder or file; other arguments are those of `load_model`."""
     model = load_weights(source, allow_pickle=allow_pickle)
     if reads != "texts":
-        return Loaded(name, source, part_that_reads(model, reads), load_processor(source, reads))
-    if (kind := READS.get(model.main_input_name)) is not None:
-        option = "--images" if kind == "pictures" else "--sounds"
-        raise ArgumentError(f"{type(model).__name__} in {source} reads {kind}. Pass them with {option}.")
+        return Loaded(name, source, picture_part(model), load_processor(source))
+    if model.main_input_name == READS:
+        raise ArgumentError(f"{type(model).__name__} in {source} reads pictures. Pass them with --images.")
     words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
     if start:
         words.add_bos_token = True
@@ -135,25 +134,23 @@ def load_tokenizer(source: Path) -> Any:
         return _transformers().AutoTokenizer.from_pretrained(place, **LOCAL, **options)
 
 
-def load_processor(source: Path, reads: str) -> Any:
-    """The image processor or the feature extractor of a folder; `reads` is "pictures" or "sounds"."""
-    transformers = _transformers()
-    kind = transformers.AutoImageProcessor if reads == "pictures" else transformers.AutoFeatureExtractor
+def load_processor(source: Path) -> Any:
+    """The image processor of a folder."""
     if not any((source / name).is_file() for name in PROCESSOR_FILES):
         raise ArgumentError(
-            f"{source} has no processor that turns {reads} into tensors ({' or '.join(PROCESSOR_FILES)}). "
+            f"{source} has no processor that turns pictures into tensors ({' or '.join(PROCESSOR_FILES)}). "
             "Save its processor there."
         )
     with quiet(), _explained(source, "processor"):
-        return kind.from_pretrained(source, **LOCAL)
+        return _transformers().AutoImageProcessor.from_pretrained(source, **LOCAL)
 
 
-def part_that_reads(model: Any, reads: str) -> Any:
-    """The model, or the first part of it, that reads "pictures" or "sounds"."""
+def picture_part(model: Any) -> Any:
+    """The model, or the first part of it, that reads pictures."""
     for module in model.modules():
-        if READS.get(getattr(module, "main_input_name", "")) == reads and hasattr(module, "config"):
+        if getattr(module, "main_input_name", "") == READS and hasattr(module, "config"):
             return module
-    raise ArgumentError(f"{type(model).__name__} does not read {reads}. Pass what it reads.")
+    raise ArgumentError(f"{type(model).__name__} does not read pictures. Pass texts.")
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:

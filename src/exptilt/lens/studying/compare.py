@@ -21,7 +21,6 @@ from torch import nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.lens.inputs import media
 from exptilt.lens.studying.results import HeadMeasure, Study
 from exptilt.lens.studying.study import read
 from exptilt.lens.watching.call import AttentionCall
@@ -160,12 +159,11 @@ def divergence_measure(
         name: of the second model.
     """
     value, error, reason = None, None, "the two models read different tokens."
-    pairs = [(media.reader(model), tokenizer) for model, tokenizer in (first, second)]
-    chunks = [read(model, tokenizer, texts, max_tokens).chunks for model, tokenizer in pairs]
+    chunks = [read(model, tokenizer, texts, max_tokens).chunks for model, tokenizer in (first, second)]
     if [chunk.mark for chunk in chunks[0]] == [chunk.mark for chunk in chunks[1]]:
         try:
-            given = [chunk.inputs(pairs[0][0]) for chunk in chunks[0]]
-            found = _divergences(pairs[0][0], pairs[1][0], given, None)
+            given = [chunk.inputs(first[0]) for chunk in chunks[0]]
+            found = _divergences(first[0], second[0], given, None)
             value, error, reason = found.divergence, found.error, ""
         except ArgumentError as problem:
             reason = str(problem).removeprefix("compare: ")

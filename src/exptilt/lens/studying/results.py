@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from exptilt._support.errors import ArgumentError
 from exptilt.lens.heads.kinds import HeadKind, kinds
 from exptilt.lens.inputs.media import Picture
-from exptilt.lens.studying import notebook
 
 Array = NDArray[np.float64]
 FORMAT = 1
@@ -128,9 +127,6 @@ class HeadDetail:
     top_tokens: Sequence[TokenMass]
     strip: Array
 
-    def _repr_html_(self) -> str:
-        return notebook.of_head(self)
-
 
 @dataclass(frozen=True)
 class Training:
@@ -189,10 +185,18 @@ class Study:
     picture: Picture | None = None
 
     def __repr__(self) -> str:
-        return f"<Study of {notebook.in_short(self)}; to_frame() is a table>"
+        (layers, heads), tokens = self.shape, self.text_facts.get("tokens", "?")
+        size = f"{layers} layers of {heads} heads, {tokens} tokens"
+        return f"<Study of {self.name}: {size}; to_frame() is a table>"
 
     def _repr_html_(self) -> str:
-        return notebook.of_study(self)
+        found: str = self.to_frame()._repr_html_()
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of layers, and of heads per layer; (0, 0) if no measure has a value."""
+        return next((m.value.shape for m in self.heads.values() if m.value is not None), (0, 0))
 
     @property
     def kinds(self) -> dict[str, HeadKind]:
@@ -236,7 +240,7 @@ class Study:
         """A pandas DataFrame, one row per layer and head: every head measure, its error and baseline."""
         import pandas as pd
 
-        layers, heads = notebook.shape(self)
+        layers, heads = self.shape
         columns: dict[str, Any] = {
             "layer": np.repeat(np.arange(layers), heads),
             "head": np.tile(np.arange(heads), layers),

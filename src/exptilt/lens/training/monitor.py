@@ -54,7 +54,7 @@ class TrainingMonitor:
     Args:
         model: the model that is trained, or its DistributedDataParallel wrapper.
         every: k, the number of steps from one reading to the next.
-        log: "csv", "tensorboard", "wandb", or a function of (step, list of readings).
+        log: "csv", or a function of (step, list of readings), for TensorBoard, say.
         folder: for the files of the log.
         max_logit: warn when a head's largest score passes this; None for no warning. MuonClip clips at 100.
         min_entropy: warn when a head's mean entropy, in nats, falls below this; None for no warning.
@@ -179,9 +179,8 @@ class TrainingMonitor:
             (self._warned.add if bad else self._warned.discard)(key)
 
     def close(self) -> None:
-        """Close the log and remove all hooks from the model; a Trainer calls this at the end of training."""
+        """Remove all hooks from the model; a Trainer calls this at the end of training."""
         self._let_go()
-        getattr(self._log, "close", _nothing)()
 
     # The methods of a transformers TrainerCallback, without importing transformers.
 
@@ -262,7 +261,7 @@ class TrainingMonitor:
             self._take(due)
 
     def on_train_end(self, args: Any, state: Any, control: Any = None, **others: Any) -> None:
-        """Event of either trainer at the end of training: close the log.
+        """Event of either trainer at the end of training: remove all hooks.
 
         Args:
             args, state, control, others: whatever the trainer passes, which is not used.
@@ -299,7 +298,7 @@ class TrainingMonitor:
         self._read()
 
     def on_exception(self, *others: Any) -> None:
-        """Lightning event when training fails: close the log and remove all hooks.
+        """Lightning event when training fails: remove all hooks.
 
         Args:
             others: the trainer, the module and the exception.

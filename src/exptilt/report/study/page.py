@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.files import write_together
 from exptilt.claims import every as every_claim
 from exptilt.lens import Study
-from exptilt.lens.studying.notebook import some_heads
 from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
 from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render, side_by_side
 from exptilt.report.study import comparison, sentences
@@ -96,7 +96,7 @@ def render_study(study: Study, against: Study | None = None, beside: str | None 
 
 def lead(study: Study) -> str:
     """One sentence on what the page is about."""
-    layers, heads = sentences.shape(study)
+    layers, heads = study.shape
     steps = 0 if study.training is None else len(study.training.steps)
     over = f", and how that changed over {steps} checkpoints of its training" if steps else ""
     return f"What the {layers * heads} attention heads of this model look at{over}."
@@ -116,7 +116,7 @@ def fact(value: str | int | float) -> str:
 
 def chips(study: Study) -> list[str]:
     """The model and the text in a few words each."""
-    layers, heads = sentences.shape(study)
+    layers, heads = study.shape
     found = [str(study.facts["architecture"])] if "architecture" in study.facts else []
     found.append(f"{layers} layers × {heads} heads")
     if "parameters" in study.facts:
@@ -155,9 +155,15 @@ def kinds_table(study: Study) -> Table:
         title, count = study.heads[kind.measure].title, int(kind.members.sum())
         rule = f"{title} {'at least' if kind.above else 'at most'} {sentences.number(kind.threshold)}"
         about = f"{kind.about[0].upper()}{kind.about[1:]}."
-        rows.append([name, about, rule, count, some_heads(kind.members) or "none"])
+        rows.append([name, about, rule, count, _some_heads(kind.members) or "none"])
     note = "A head is of a kind if it is beyond the threshold by two standard errors; it may be of several."
     return Table("Kinds of heads", ("kind", "what such a head does", "rule", "heads", "which"), rows, note)
+
+
+def _some_heads(members: NDArray[np.bool_]) -> str:
+    """Names of the first eight heads that are True in ``(layer, head)``, and how many more there are."""
+    names = [f"L{layer}H{head}" for layer, head in np.argwhere(members)]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def heads_table(study: Study) -> Table:
@@ -165,7 +171,7 @@ def heads_table(study: Study) -> Table:
     shown = [(named(measure), measure.value) for measure in study.heads.values() if measure.value is not None]
     kinds = study.kinds.items()
     rows: list[list[Cell]] = []
-    for place in np.ndindex(*sentences.shape(study)):
+    for place in np.ndindex(*study.shape):
         of = [", ".join(name for name, kind in kinds if kind.members[place])] if kinds else []
         rows.append([f"L{place[0]}H{place[1]}", *(float(value[place]) for _, value in shown), *of])
     note = "L0H0 is layer 0, head 0. Standard errors and baselines are in heads.csv beside this page."
@@ -245,7 +251,7 @@ def text(study: Study, against: Study | None = None) -> str:
         low, high = (f"{sentences.number(float(measure.value[k]))} (L{k[0]}H{k[1]})" for k in found[:2])
         lines.append((named(measure), low, sentences.number(found[2]), high))
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    layers, heads = sentences.shape(study)
+    layers, heads = study.shape
     told = [f"{plain(study.name)}: {layers} layers of {heads} heads", ""]
     told += [*(f"Careful: {caution}" for caution in cautions(study)), *([""] if cautions(study) else [])]
     told += [*(f"* {finding.text}" for finding in stands_out(study, against)), ""]
