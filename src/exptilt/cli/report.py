@@ -45,26 +45,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     without = "default: the last of --checkpoints, or the model in the package"
     series = "folders saved in training, or one folder of checkpoint-STEP folders"
+    pictures = "pictures or folders of them, for a vision model"
+    side = "compare with another model, a study.json, or the same model on another text file"
+    most = f"read at most N tokens (default: {MOST_TOKENS})"
+    pickles = "open .bin and .pt weights; only do this for files you trust"
     add = parser.add_argument
     named = f"folder, GGUF file, cached name, minilm or smollm2 ({without})"
     add("model", nargs="?", metavar="MODEL", help=named)
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
-    pictures = "pictures or folders of them, for a vision model"
     add("--images", nargs="+", type=Path, metavar="PATH", help=pictures)
     add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
-    side = "compare with another model, a study.json, or the same model on another text file"
     add("--against", metavar="B", help=side)
     add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     add("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
-    most = f"read at most N tokens (default: {MOST_TOKENS})"
     add("--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=most)
     add("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
     add("--download", action="store_true", help="fetch MODEL from the Hugging Face Hub if it is not cached")
-    add(
-        "--allow-pickle",
-        action="store_true",
-        help="open .bin and .pt weights; only do this for files you trust",
-    )
+    add("--allow-pickle", action="store_true", help=pickles)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_paths(f"--{option}", getattr(arguments, option) or [])
     from exptilt._support import files
     from exptilt.lens.models.load import is_installed
+    from exptilt.lens.studying.compare import divergence_measure
     from exptilt.report.study import page
 
     sources = ("model", "text", "images", "checkpoints", "against", "tokenizer")
@@ -89,7 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         other = None
         if arguments.against is not None:
             other, second = measure_against(arguments, found)
-            found = found if second is None else with_divergence(arguments, found, loaded, other.name, second)
+            if second is not None:  # one more statistic: the divergence of each head from the other model's
+                pairs = [(each.model, each.tokenizer) for each in (loaded, second)]
+                texts = texts_of(arguments)[1]
+                apart = divergence_measure(*pairs, texts, arguments.max_tokens, other.name)
+                found = replace(found, heads={"divergence": apart, **found.heads})
         path = page.write(found, arguments.out, against=other, beside=BESIDE if beside else None)
     except BaseException:
         files.forget_folders([arguments.out / STORE, *made])
@@ -101,17 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\nAnd a real model, {BESIDE}:\n")
     less = {"max_tokens": min(arguments.max_tokens, BESIDE_TOKENS), "out": arguments.out / BESIDE}
     return run(argparse.Namespace(**{**vars(arguments), **less, "model": BESIDE}))
-
-
-def with_divergence(
-    arguments: argparse.Namespace, found: "Study", first: "Loaded", name: str, second: "Loaded"
-) -> "Study":
-    """The study with one more statistic: the divergence of each head from the other model's."""
-    from exptilt.lens.studying.compare import divergence_measure
-
-    both = [(loaded.model, loaded.tokenizer) for loaded in (first, second)]
-    apart = divergence_measure(both[0], both[1], texts_of(arguments)[1], arguments.max_tokens, name)
-    return replace(found, heads={"divergence": apart, **found.heads})
 
 
 def measure_against(arguments: argparse.Namespace, found: "Study") -> tuple["Study", "Loaded | None"]:

@@ -26,7 +26,7 @@ from exptilt.lens.inputs import media
 from exptilt.lens.inputs.texts import Chunk, Facts, Reading, read_texts, vocabulary
 from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
-from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
+from exptilt.lens.studying.checkpoints import Checkpoint, Source, load, moments
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.one_text import Options, measure_pieces, measure_repeats, measure_unit
 from exptilt.lens.studying.results import Study, Training
@@ -144,7 +144,7 @@ class _Plan:
     """The work of a study, unit by unit."""
 
     model: nn.Module
-    series: list[Moment]
+    series: list[tuple[float, Source]]
     chunks: list[Chunk]
     options: Options
     store: Store
@@ -171,9 +171,9 @@ class _Plan:
         layout = self.chunks[0].layout
         size = SHORT_STRIP if layout is None else layout.coarse.tokens
         fits = size**2 * _head_total(self.model) * len(self.series) <= STRIP_WEIGHTS
-        for moment in self.series:
+        for step, source in self.series:
             brief = replace(self.options, details=False, strip=size if fits else 0)
-            yield from self._one(moment.step, moment.load(self.model), self.few, brief)
+            yield from self._one(step, load(source, step, self.model), self.few, brief)
 
     def _one(self, step: float, model: nn.Module, chunks: list[Chunk], options: Options) -> Iterator[None]:
         mark = fingerprint(model)

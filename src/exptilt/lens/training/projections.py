@@ -50,11 +50,6 @@ class Projections:
     query: list[Rows]
     key: list[Rows]
 
-    @property
-    def key_heads(self) -> int:
-        """Number of key heads."""
-        return self.key[0].heads
-
 
 @dataclass(frozen=True)
 class _Finder:

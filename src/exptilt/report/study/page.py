@@ -19,7 +19,7 @@ from exptilt._support.files import write_together
 from exptilt.claims import every as every_claim
 from exptilt.lens import Study
 from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
-from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render, side_by_side
+from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render
 from exptilt.report.study import comparison, sentences
 from exptilt.report.study.findings import cautions
 from exptilt.report.study.findings import findings as stands_out
@@ -41,7 +41,7 @@ def write(
 ) -> Path:
     """Write `index.html`, `heads.csv` and `study.json` into `folder`: all of them, or none if anything fails.
 
-    If `folder` holds a ledger, its page is kept as `claims.html`, and the two pages link to each other.
+    If `folder` holds a ledger, its page is kept as `claims.html`.
 
     Args:
         study: the study to show.
@@ -59,10 +59,9 @@ def write(
     texts = {"heads.csv": table, "study.json": study.to_json()}
     texts |= {} if against is None else {"against.json": against.to_json()}
     pages, place = {REPORT: render_study(study, against, beside)}, Path(folder)
-    if (place / "claims.json").is_file():  # a ledger lies here, as index.html if it was written first
-        ledger = place / (LEDGER if (place / "study.json").is_file() else REPORT)
-        if ledger.is_file():
-            pages = side_by_side({LEDGER: ledger.read_text("utf-8"), **pages})
+    ledger = place / REPORT
+    if (place / "claims.json").is_file() and not (place / "study.json").is_file() and ledger.is_file():
+        pages = {LEDGER: ledger.read_text("utf-8"), **pages}
     return write_together(folder, texts | pages)[-1]
 
 
