@@ -94,6 +94,7 @@ class Record:
         spent: whether `clip_qk_` has changed the weights, so that the record no longer describes them.
     """
 
+    calls: list[CallRecord]
     spent: bool = False
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
