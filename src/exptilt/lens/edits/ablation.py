@@ -131,8 +131,7 @@ def _effects(
                 "Use watch(model, edit=...) with a function that picks the call."
             )
         heads[call.layer] = call.query.shape[1]
-        ahead = 1 + call.key.shape[2] - call.query.shape[2]
-        causal = causal and (call.kind == "cross" or not call.pattern(0).triu(ahead).any())
+        causal = causal and not sees_ahead(call)
 
     def run() -> Any:  # on copies of what is not a tensor, since a cache grows with every call
         return model(**{name: x if isinstance(x, Tensor) else deepcopy(x) for name, x in inputs.items()})
@@ -162,6 +161,12 @@ def _effects(
                 if len(apart) > 1:
                     error[layer, head] = float(apart.std() / len(apart) ** 0.5)
     return Effects(effect, error, float(base.mean()))
+
+
+def sees_ahead(call: AttentionCall) -> bool:
+    """Whether a token sees a later one of the same sequence."""
+    ahead = 1 + call.key.shape[2] - call.query.shape[2]
+    return call.kind != "cross" and bool(call.pattern(0).triu(ahead).any())
 
 
 def _main(output: Any) -> Tensor:

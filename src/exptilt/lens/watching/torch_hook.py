@@ -83,10 +83,7 @@ def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:
 def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
     """`multi_head_attention_forward` that calls `inner` in place of `scaled_dot_product_attention`."""
     original = F.multi_head_attention_forward
-    replaced = {
-        "scaled_dot_product_attention": inner,
-        "has_torch_function": lambda _: False,
-    }
+    replaced = {"scaled_dot_product_attention": inner, "has_torch_function": lambda _: False}
     names = {**original.__globals__, **replaced}
     copy = FunctionType(
         original.__code__, names, original.__name__, original.__defaults__, original.__closure__
