@@ -6,6 +6,7 @@ from torch import nn
 
 from exptilt.lens import (
     TrainingMonitor,
+    cache,
     clip_qk_,
     compact_cache,
     compare,
@@ -29,6 +30,7 @@ ROWS = [
     (lambda: differentiable("gpt2"), "model", "model is a str"),
     (lambda: clip_qk_(LAYER, None, 1.0), "record", "record is a NoneType"),
     (lambda: watch("gpt2").__enter__(), "model", "str"),
+    (lambda: cache(LAYER, "a text"), "text", "there is no tokenizer"),
     (lambda: compare(3, 4), "int", "got int and int. Pass two studies"),
     (lambda: compare(LAYER, LAYER), "texts", "list of texts"),
     (lambda: compact_cache(LAYER, 10), "model", "set_attn_implementation"),

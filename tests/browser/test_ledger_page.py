@@ -1,4 +1,4 @@
-"""The page of the ledger in a real browser: it fits, nothing is refused, verdicts filter."""
+"""The page of the ledger in a real browser: it fits, nothing is refused, verdicts filter, the plane plays."""
 
 from pathlib import Path
 
@@ -69,8 +69,33 @@ def test_verdicts_filter(page):
     assert page.locator("#C4").is_visible()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "left"), [("sphere", 1), ("batch", 2), ("whiten", 3)])
+def test_points_gather_as_the_theory_says(page, norm, left):
+    page.select_option("#norm", norm)
+    page.fill("#count", "20")
+    page.fill("#size", "0.5")
+    page.evaluate("for (let i = 0; i < 400; i++) document.getElementById('once').click()")
+    assert page.locator("#said").inner_text().startswith(f"Step 400: {left} of 20 points")
+
+
+def test_the_plane_plays_and_pauses(page):
+    page.select_option("#norm", "none")
+    said = page.locator("#said")
+    assert said.inner_text().startswith("Step 0")
+    page.click("#play")
+    page.wait_for_function("!document.getElementById('said').textContent.startsWith('Step 0')")
+    page.click("#play")
+    assert page.locator("#play").inner_text() == "Play"
+    page.fill("#beta", "3")
+    assert page.locator("#beta-value").inner_text() == "3"
+    page.click("#anew")
+    assert said.inner_text().startswith("Step 0")
+
+
 def test_without_scripts_it_reads_the_same(browser, address):
     page = open_page(browser, address, script=False)
     assert page.locator(".claim").count() == len(IDS)
-    assert page.locator(".filter").is_hidden()
+    assert page.locator("#plane").is_hidden()
+    assert page.get_by_text("The landscape can be played here if scripts are switched on.").is_visible()
     page.context.close()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import exptilt as xt
-from exptilt._support.plotting import html_curves, html_table
+from exptilt._support.plotting import html_curves, html_squares, html_table
 from exptilt.switching import SwitchingLinearGaussian
 
 
@@ -43,6 +43,15 @@ def test_curves_span_the_picture_and_say_their_range():
         )
         == 200
     )
+
+
+def test_squares_are_where_the_weights_are():
+    drawn = list(parsed(html_squares(np.array([[1.0, 0.0], [0.25, 0.75]]), "two")).iter("rect"))
+    assert [(r.attrib["x"], r.attrib["y"], r.attrib["fill-opacity"]) for r in drawn] == [
+        ("0.00", "0.00", "1.00"),
+        ("0.00", "72.00", "0.50"),
+        ("72.00", "72.00", "0.87"),
+    ]
 
 
 def test_attend_shows_itself():

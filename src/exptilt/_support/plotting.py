@@ -76,6 +76,17 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], caption:
     return f"<table>{head}<tbody>{body}</tbody></table>"
 
 
+def html_squares(weight: np.ndarray, title: str, side: int = 144) -> str:
+    """A drawing of a matrix ``(row, column)`` with entries in [0, 1]: the darker, the larger."""
+    step = side / max(1, len(weight))
+    cells = []
+    for (row, column), x in np.ndenumerate(weight):
+        if x > 0.004:
+            place = f'x="{column * step:.2f}" y="{row * step:.2f}" width="{step:.2f}" height="{step:.2f}"'
+            cells.append(f'<rect {place} fill-opacity="{x**0.5:.2f}"/>')
+    return _svg(side, side, title, "".join(cells), 'fill="#0a365c"')
+
+
 def html_curves(values: np.ndarray, title: str, width: int = 360, height: int = 72) -> str:
     """A drawing of the columns of ``(place, curve)``, of at most 200 places; "" for fewer than two places."""
     values = np.asarray(values, dtype=np.float64)

@@ -88,9 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.against is not None:
             other, second = measure_against(arguments, found)
             if second is not None:  # one more statistic: the divergence of each head from the other model's
-                pairs = [(each.model, each.tokenizer) for each in (loaded, second)]
+                first, other_model = ((each.model, each.tokenizer) for each in (loaded, second))
                 texts = texts_of(arguments)[1]
-                apart = divergence_measure(*pairs, texts, arguments.max_tokens, other.name)
+                apart = divergence_measure(first, other_model, texts, arguments.max_tokens, other.name)
                 found = replace(found, heads={"divergence": apart, **found.heads})
         path = page.write(found, arguments.out, against=other, beside=BESIDE if beside else None)
     except BaseException:

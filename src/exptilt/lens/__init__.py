@@ -8,6 +8,7 @@ from exptilt.lens.caches import compact_cache
 from exptilt.lens.differentiable import differentiable
 from exptilt.lens.heads.kinds import HeadKind
 from exptilt.lens.inputs.media import Picture
+from exptilt.lens.questions.decomposition import cache
 from exptilt.lens.studying.compare import compare
 from exptilt.lens.studying.results import Study
 from exptilt.lens.studying.study import study
@@ -24,6 +25,7 @@ __all__ = [
     "Record",
     "Study",
     "TrainingMonitor",
+    "cache",
     "clip_qk_",
     "compact_cache",
     "compare",

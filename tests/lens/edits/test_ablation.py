@@ -80,7 +80,7 @@ class Alternating(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["t5", "shared keys", "shared layers", "alternating"])
-def test_effects_are_those_of_single_edits(name):
+def test_blocks_given_again_change_nothing(name):
     torch.manual_seed(0)
     padded = torch.ones_like(IDS)
     padded[1, 8:] = 0

@@ -26,6 +26,9 @@ def test_patterns(name):
         for item, head in ((0, 0), (1, 3)):
             found = call.pattern(head, item)
             torch.testing.assert_close(found, dense[item, head], rtol=1e-4, atol=1e-6)
+        place, share = call.top(7, 3, k=2, item=1)[0]
+        assert float(dense[1, 3, 7, place]) == pytest.approx(share, rel=1e-4)
+        assert share == pytest.approx(float(dense[1, 3, 7].max()), rel=1e-4)
     with pytest.raises(ArgumentError, match="has 4 heads"):
         calls[0].pattern(4)
 

@@ -2,6 +2,8 @@
 
 import csv
 import math
+import sys
+import types
 import warnings
 
 import pytest
@@ -10,10 +12,10 @@ import transformers as hf
 from torch import nn
 
 import exptilt as xt
-from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
 from exptilt.lens.heads.statistics import FIELDS, text_statistics
 from exptilt.lens.studying.definitions import HEADS
-from exptilt.lens.training.logs import COLUMNS, CsvLog
+from exptilt.lens.training.logs import COLUMNS, STATISTICS, CsvLog, TensorBoardLog
 from exptilt.lens.training.readings import HeadReading, read_heads
 from exptilt.lens.watching.record import _COLUMNS
 
@@ -268,6 +270,67 @@ def test_csv_of_another_program_is_left_alone(tmp_path):
     assert (tmp_path / "attention.csv").read_text() == "time,price\n1,2\n"
 
 
+def test_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = TensorBoardLog(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for step in (0, 50, 100):
+        log(step, readings(1.5 + step, 2.5 + step))
+    log.close()
+    again = TensorBoardLog(tmp_path)  # from a checkpoint at 50
+    again(50, readings(7.0, 8.0))
+    again.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert len(found.Tags()["scalars"]) == 6
+    for statistic, factor in (("score_max", 1.0), ("entropy", 0.5), ("log_normalizer", -1.0)):
+        for head in range(2):
+            events = found.Scalars(f"attention_{statistic}/layer_00_head_{head:02d}")
+            assert [(e.step, e.value) for e in events] == [
+                (0, factor * (1.5 + head)),
+                (50, factor * (7.0 + head)),
+            ]
+
+
+def test_weights_and_biases(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(BackendError, match="pip install wandb"):
+        xt.lens.TrainingMonitor(Small(), log="wandb")
+    done = []
+    fake = types.SimpleNamespace(
+        run=None,
+        init=lambda **given: done.append(("init", given)),
+        define_metric=lambda name, **given: done.append((name, given)),
+        log=lambda values: done.append(("log", values)),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    model = Small()
+    monitor = xt.lens.TrainingMonitor(model, every=1, log="wandb", folder=tmp_path)
+    for _ in range(2):
+        with monitor.step():
+            model(torch.ones(1, 3, 8))
+    assert [name for name, _ in done] == [
+        "init",
+        "attention_score_max/*",
+        "attention_entropy/*",
+        "attention_log_normalizer/*",
+        "log",
+        "log",
+    ]
+    assert done[0] == ("init", {"dir": str(tmp_path)})
+    assert done[1][1] == {"step_metric": "attention_step"}
+    assert [values["attention_step"] for name, values in done if name == "log"] == [0, 1]
+    assert done[-1][1]["attention_entropy/layer_00_head_01"] == monitor.readings[1].entropy
+    assert len(done[-1][1]) == 7
+    done.clear()
+    fake.run = object()  # started by someone else
+    other = xt.lens.TrainingMonitor(model, every=1, log="wandb", folder=tmp_path)
+    with other.step():
+        model(torch.ones(1, 3, 8))
+    assert "init" not in [name for name, _ in done]
+
+
 def test_files_appear_only_when_there_is_something_to_write(tmp_path):
     monitor = xt.lens.TrainingMonitor(Small(), log="csv", folder=tmp_path / "log")
     assert not (tmp_path / "log").exists()
@@ -300,9 +363,9 @@ def test_record_study_and_monitor_tell_one_number_by_one_name():
         torch.testing.assert_close(
             torch.tensor(seen.record.by_head(name)[0]), text[name], rtol=1e-5, atol=1e-6
         )
-    assert set(COLUMNS[5:]) <= set(FIELDS) & set(HEADS)
+    assert set(STATISTICS) <= set(FIELDS) & set(HEADS)
     for head, reading in enumerate(read_heads(seen.record, {0: ""})):
-        for name in COLUMNS[5:]:
+        for name in STATISTICS:
             assert getattr(reading, name) == pytest.approx(float(text[name][head]), rel=1e-5)
 
 

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import torch
+import transformers as tf
 
 import exptilt as xt
 from exptilt.report.study.findings import cautions, findings
-from report.made import make_study
+from report.made import HOSTILE, make_study
 
 
 def planted(**values):
@@ -81,15 +82,18 @@ def test_cautions():
     assert unknown.startswith("75 % of the tokens are unknown")
 
 
-def test_notebooks_show_records_and_studies():
+def test_notebooks_show_records_studies_and_heads():
     study = make_study()
-    assert study._repr_html_() == study.to_frame()._repr_html_()
-    assert study.shape == (4, 4)
-    assert repr(study).startswith("<Study of made <b>up</b>: 4 layers of 4 heads")
-    layer = torch.nn.MultiheadAttention(8, 2)
-    with torch.no_grad(), xt.lens.watch(layer) as seen:
-        layer(*torch.randn(3, 5, 2, 8))
-    assert seen.record._repr_html_().count("<tr") == 5
+    assert "made &lt;b&gt;up&lt;/b&gt;: 4 layers of 4 heads" in study._repr_html_()
+    shown = "".join(detail._repr_html_() for detail in study.details)
+    assert HOSTILE not in shown
+    assert "<svg" in shown
+    model = tf.GPT2Model(tf.GPT2Config(vocab_size=61, n_embd=32, n_layer=7, n_head=4)).eval()
+    with torch.no_grad(), xt.lens.watch(model) as seen:
+        model(torch.arange(9)[None])
+    shown = seen.record._repr_html_()
+    assert shown.count("<tr>") == 25
+    assert "7 layers of 4 heads, the first 24 shown" in shown
 
 
 def test_kinds_that_people_look_for_come_first():

@@ -4,10 +4,13 @@ For text t and head h, with ℓ_t the loss of the model as it is and ℓ_{t,h} t
 
     effect_h = mean_t (ℓ_{t,h} − ℓ_t) ± 1.96 · standard error over texts,
 
-each text beside itself.
+each text beside itself. The blocks before a head's own do not feel its change, so they run once: what they
+gave is kept, and given again. Where that does not give the model's own output (later blocks may read the
+cache that earlier ones fill), all blocks run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +24,7 @@ from exptilt._support.checks import choice
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
 from exptilt.lens.edits import changes
+from exptilt.lens.questions.blocks import block_of
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.modules import evaluating
 from exptilt.lens.watching.watch import watch
@@ -131,7 +135,8 @@ def _effects(
                 "Use watch(model, edit=...) with a function that picks the call."
             )
         heads[call.layer] = call.query.shape[1]
-        causal = causal and not sees_ahead(call)
+        ahead = 1 + call.key.shape[2] - call.query.shape[2]
+        causal = causal and (call.kind == "cross" or not call.pattern(0).triu(ahead).any())
 
     def run() -> Any:  # on copies of what is not a tensor, since a cache grows with every call
         return model(**{name: x if isinstance(x, Tensor) else deepcopy(x) for name, x in inputs.items()})
@@ -148,14 +153,17 @@ def _effects(
         return found.double()
 
     with evaluating(model), torch.no_grad():
-        with watch(model, observe=count):
+        with watch(model, observe=count) as seen, _Prefix(model) as kept:
             output = run()
         measure = default_measure(model, output, inputs, causal) if measure is None else measure
-        base = measured(output)
+        names, base, whole = seen.modules.layer_names(), measured(output), _main(output)
         effect, error = np.full((2, max(heads) + 1, max(heads.values())), np.nan)
         for layer in track(sorted(heads), "layers", show=progress):
+            before = kept.before(names[layer])
+            if before and not kept.repeats(before, run, whole):
+                before = []
             for head in range(heads[layer]):
-                with watch(model, edit=edit((layer, head))):
+                with kept.given_again(before), watch(model, edit=edit((layer, head))):
                     apart = measured(run()) - base
                 effect[layer, head] = float(apart.mean())
                 if len(apart) > 1:
@@ -163,10 +171,54 @@ def _effects(
     return Effects(effect, error, float(base.mean()))
 
 
-def sees_ahead(call: AttentionCall) -> bool:
-    """Whether a token sees a later one of the same sequence."""
-    ahead = 1 + call.key.shape[2] - call.query.shape[2]
-    return call.kind != "cross" and bool(call.pattern(0).triu(ahead).any())
+class _Prefix:
+    """Keeps the outputs of all blocks of one run, so that those before a chosen block need not run again."""
+
+    def __init__(self, model: nn.Module):
+        self._model, self._ran, self._outputs = model, list[str](), dict[str, Any]()
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> "_Prefix":
+        lists = [(name, x) for name, x in self._model.named_modules() if isinstance(x, nn.ModuleList)]
+        for name, module in ((f"{name}.{i}", x) for name, blocks in lists for i, x in enumerate(blocks)):
+            handle = module.register_forward_hook(lambda *given, name=name: self._keep(name, given[-1]))
+            self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._hooks.close()
+
+    def _keep(self, name: str, output: Any) -> None:
+        self._ran.append(name)
+        self._outputs[name] = output
+
+    def before(self, name: str) -> list[str]:
+        """Blocks that ran once, and ended before the block of a module did."""
+        own = block_of(self._model, name)
+        first = self._ran[: self._ran.index(own)] if own in self._ran else []
+        return [block for block in first if self._ran.count(block) == 1]
+
+    @contextmanager
+    def given_again(self, blocks: Sequence[str]) -> Iterator[None]:
+        """Inside the context these blocks return their kept outputs without running."""
+        with ExitStack() as restore:
+            for block in blocks:
+                module = self._model.get_submodule(block)
+                if "forward" in vars(module):  # put there by another hand
+                    restore.callback(setattr, module, "forward", module.forward)
+                else:
+                    restore.callback(delattr, module, "forward")
+                module.forward = lambda *_, output=self._outputs[block], **__: output
+            yield
+
+    def repeats(self, blocks: Sequence[str], run: Callable[[], Any], whole: Tensor) -> bool:
+        """Whether the model still gives its output `whole` when some blocks do not run."""
+        try:
+            with self.given_again(blocks), watch(self._model):
+                found = _main(run())
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return False  # a later block misses something that these leave behind
+        return torch.allclose(found, whole, rtol=1e-5, atol=1e-6 * float(whole.abs().max()))
 
 
 def _main(output: Any) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from exptilt._support.errors import ArgumentError
-from exptilt.lens.edits.ablation import Measure, default_measure, sees_ahead
+from exptilt.lens.edits.ablation import Measure, default_measure
 from exptilt.lens.watching.call import AttentionCall
 from exptilt.lens.watching.modules import evaluating
 from exptilt.lens.watching.watch import watch
@@ -81,8 +81,7 @@ def attribute(model: nn.Module, inputs: Mapping[str, Any], *, measure: Measure |
         output = model(**inputs)
     if len({call.layer for call in calls}) < len(calls):
         raise ArgumentError("attribute: a layer attends more than once in a forward pass. Pass a whole text.")
-    if measure is None:
-        measure = default_measure(model, output, inputs, not any(map(sees_ahead, calls)))
+    measure = default_measure(model, output, inputs, _is_causal(calls)) if measure is None else measure
     loss = measure(output, inputs)
     if not isinstance(loss, Tensor) or loss.dim() != 1 or not loss.requires_grad:
         raise ArgumentError(
@@ -90,10 +89,21 @@ def attribute(model: nn.Module, inputs: Mapping[str, Any], *, measure: Measure |
             f"Got {loss!r:.100}."
         )
     gradients = torch.autograd.grad(loss.sum(), written, allow_unused=True)
-    pairs = sorted(zip(calls, gradients, strict=True), key=lambda pair: pair[0].layer)
-    found = [_of_call(call, g) for call, g in pairs]
+    found = [_of_call(call, g) for call, g in zip(calls, gradients, strict=True)]
+    found = [
+        x for _, x in sorted(zip((call.layer for call in calls), found, strict=True), key=lambda x: x[0])
+    ]
     total, value = (tuple(x) for x in zip(*found, strict=True))
     return Attribution(total, value, tuple(x - y for x, y in zip(total, value, strict=True)), loss.detach())
+
+
+def _is_causal(calls: list[AttentionCall]) -> bool:
+    """Whether no layer lets a token see a later one."""
+    ahead = [1 + call.key.shape[2] - call.query.shape[2] for call in calls]
+    return not any(
+        call.kind != "cross" and bool(call.pattern(0).triu(n).any())
+        for call, n in zip(calls, ahead, strict=True)
+    )
 
 
 def _of_call(call: AttentionCall, gradient: Tensor | None) -> tuple[Tensor, Tensor]:

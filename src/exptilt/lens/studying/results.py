@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from exptilt._support.errors import ArgumentError
 from exptilt.lens.heads.kinds import HeadKind, kinds
 from exptilt.lens.inputs.media import Picture
+from exptilt.lens.studying import notebook
 
 Array = NDArray[np.float64]
 FORMAT = 1
@@ -127,6 +128,9 @@ class HeadDetail:
     top_tokens: Sequence[TokenMass]
     strip: Array
 
+    def _repr_html_(self) -> str:
+        return notebook.of_head(self)
+
 
 @dataclass(frozen=True)
 class Training:
@@ -185,13 +189,10 @@ class Study:
     picture: Picture | None = None
 
     def __repr__(self) -> str:
-        (layers, heads), tokens = self.shape, self.text_facts.get("tokens", "?")
-        size = f"{layers} layers of {heads} heads, {tokens} tokens"
-        return f"<Study of {self.name}: {size}; to_frame() is a table>"
+        return f"<Study of {notebook.in_short(self)}; to_frame() is a table>"
 
     def _repr_html_(self) -> str:
-        found: str = self.to_frame()._repr_html_()
-        return found
+        return notebook.of_study(self)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,19 +1,33 @@
-"""Where readings go: a CSV file, or a function of the user's, called with the step and the readings."""
+"""Where readings go: a CSV file, TensorBoard, Weights & Biases, or a function of the user's.
+
+A log is a callable ``log(step, readings)``. Its files are opened at the first reading, so that building a
+monitor touches no disk.
+"""
 
 import csv
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
-from exptilt._support.errors import ArgumentError, ExptiltWarning
+from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
 from exptilt._support.files import write_text
 from exptilt.lens.training.readings import HeadReading
 
 Log = Callable[[int, Sequence[HeadReading]], object]
 
-COLUMNS = ("step", "layer", "name", "head", "queries", "score_max", "entropy", "log_normalizer")
+STATISTICS = ("score_max", "entropy", "log_normalizer")
+COLUMNS = ("step", "layer", "name", "head", "queries", *STATISTICS)
 CSV_NAME = "attention.csv"
+
+
+def _charts(readings: Sequence[HeadReading]) -> Iterator[tuple[str, float]]:
+    """Name and value of each chart; layer and head have two digits, so that names sort as numbers do."""
+    for r in readings:
+        for statistic in STATISTICS:
+            name = f"attention_{statistic}/layer_{r.layer:02d}_head_{r.head:02d}"
+            yield name, getattr(r, statistic)
 
 
 class CsvLog:
@@ -63,10 +77,80 @@ class CsvLog:
             )
 
 
+class TensorBoardLog:
+    """Log to TensorBoard, one chart per statistic, layer and head.
+
+    A resumed run hides the events that an earlier run left for the same or later steps.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BackendError(
+                "TrainingMonitor: log='tensorboard' needs tensorboard. Install it: pip install tensorboard"
+            ) from None
+        self._make: Any = SummaryWriter
+        self._folder, self._writer = str(folder), cast(Any, None)
+
+    def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Add the readings of one step to the charts."""
+        if self._writer is None:
+            self._writer = self._make(self._folder, purge_step=step)
+        for name, value in _charts(readings):
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class WandbLog:
+    """Log the charts of `TensorBoardLog` to the current Weights & Biases run, over ``attention_step``.
+
+    If no run is active, one is started with its files in `folder`. The run is left open.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise BackendError(
+                "TrainingMonitor: log='wandb' needs Weights & Biases. Install it: pip install wandb. Or pass "
+                "log='csv'."
+            ) from None
+        self._wandb: Any = wandb
+        self._folder, self._ready = Path(folder), False
+
+    def __call__(self, step: int, readings: Sequence[HeadReading]) -> None:
+        """Add the readings of one step to the charts."""
+        if not self._ready:
+            if self._wandb.run is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._wandb.init(dir=str(self._folder))
+            for statistic in STATISTICS:
+                self._wandb.define_metric(f"attention_{statistic}/*", step_metric="attention_step")
+            self._ready = True
+        self._wandb.log({"attention_step": step, **dict(_charts(readings))})
+
+
+_KINDS: dict[str, Callable[[str | Path], Log]] = {
+    "csv": CsvLog,
+    "tensorboard": TensorBoardLog,
+    "wandb": WandbLog,
+}
+
+
 def open_log(log: str | Log, folder: str | Path) -> Log:
-    """The CSV log in `folder` for "csv"; a function is kept."""
-    if log == "csv":
-        return CsvLog(folder)
+    """The log called "csv", "tensorboard" or "wandb", with its files in `folder`; a function is kept."""
+    if isinstance(log, str) and log in _KINDS:
+        return _KINDS[log](folder)
     if callable(log):
         return log
-    raise ArgumentError(f"TrainingMonitor: log is {log!r}. Pass 'csv' or a function of (step, readings).")
+    raise ArgumentError(
+        f"TrainingMonitor: log is {log!r}. Pass 'csv', 'tensorboard', 'wandb' or a function of (step, "
+        "readings)."
+    )

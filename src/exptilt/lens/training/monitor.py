@@ -44,8 +44,8 @@ class TrainingMonitor:
                 loss.backward()
             optimizer.step()
 
-    With the Trainer of transformers it is a callback, ``Trainer(..., callbacks=[monitor])``, and reads the first
-    batch of a step.
+    With the Trainer of transformers and of Lightning it is a callback, ``Trainer(..., callbacks=[monitor])``,
+    and reads the first batch of a step.
 
     A reading at step n is of the weights after n updates. Where torch.distributed runs, a reading covers the
     batches of all processes; all of them must take part, and the first one logs and warns. A warning names
@@ -54,7 +54,7 @@ class TrainingMonitor:
     Args:
         model: the model that is trained, or its DistributedDataParallel wrapper.
         every: k, the number of steps from one reading to the next.
-        log: "csv", or a function of (step, list of readings), for TensorBoard, say.
+        log: "csv", "tensorboard", "wandb", or a function of (step, list of readings).
         folder: for the files of the log.
         max_logit: warn when a head's largest score passes this; None for no warning. MuonClip clips at 100.
         min_entropy: warn when a head's mean entropy, in nats, falls below this; None for no warning.
@@ -179,14 +179,15 @@ class TrainingMonitor:
             (self._warned.add if bad else self._warned.discard)(key)
 
     def close(self) -> None:
-        """Remove all hooks from the model; a Trainer calls this at the end of training."""
+        """Close the log and remove all hooks from the model; a Trainer calls this at the end of training."""
         self._let_go()
+        getattr(self._log, "close", _nothing)()
 
     # The methods of a transformers TrainerCallback, without importing transformers.
 
     def __getattr__(self, name: str) -> Any:
-        """A function that does nothing, for the Trainer's other events."""
-        if name.startswith("on_"):
+        """A function that does nothing, for events of a trainer that do not matter here."""
+        if name.startswith("on_") or name in _LIGHTNING:
             return _nothing
         raise AttributeError(f"TrainingMonitor has no attribute {name!r}")
 
@@ -251,19 +252,64 @@ class TrainingMonitor:
             args, control, others: as in `on_step_begin`.
             state: the Trainer's state, which has counted the step by now.
         """
+        self._read()
+
+    def _read(self) -> None:
+        """End the watch of a trainer's step, and take its reading if one is due."""
         self._finish()
         due, self._due = self._due, None
         if due is not None:
             self._take(due)
 
     def on_train_end(self, args: Any, state: Any, control: Any = None, **others: Any) -> None:
-        """Trainer event at the end of training: remove all hooks.
+        """Event of either trainer at the end of training: close the log.
 
         Args:
             args, state, control, others: whatever the trainer passes, which is not used.
         """
         self.close()
 
+    # The methods of a Lightning Callback, without importing Lightning.
+
+    @property
+    def state_key(self) -> str:
+        """The name by which Lightning's trainer keeps callbacks apart."""
+        return type(self).__name__
+
+    def on_train_batch_start(self, trainer: Any, *others: Any) -> None:
+        """Lightning event before a batch: watch it if it is the first of a k-th step.
+
+        Args:
+            trainer: Lightning's trainer, with the number of the step.
+            others: the module, the batch and its number.
+        """
+        step = int(trainer.global_step)
+        if step >= self._next:
+            self._next = step + 1
+            if step % self.every == 0:
+                self._due = step
+                self._begin()
+
+    def on_train_batch_end(self, *others: Any) -> None:
+        """Lightning event after a batch: log the readings of a watched one, and warn.
+
+        Args:
+            others: the trainer, the module, outputs, the batch and its number.
+        """
+        self._read()
+
+    def on_exception(self, *others: Any) -> None:
+        """Lightning event when training fails: close the log and remove all hooks.
+
+        Args:
+            others: the trainer, the module and the exception.
+        """
+        self._let_go()
+
+
+# Methods of a Lightning callback that are no events.
+_LIGHTNING = ("setup", "teardown", "state_dict", "load_state_dict")
+
 
 def _nothing(*args: Any, **others: Any) -> None:
-    """Do nothing: the handler of events of a trainer that the monitor ignores."""
+    """Do nothing: the handler of events of trainers that the monitor ignores."""

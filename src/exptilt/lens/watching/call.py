@@ -82,6 +82,19 @@ class AttentionCall:
         G = self.tilted.log_normalizer.detach()[item, own]
         return torch.cat([p[0] for _, p in scores.weights(G)])
 
+    def top(self, query: int, head: int, k: int = 5, item: int = 0) -> list[tuple[int, float]]:
+        """The k keys that a query of one head looks at most, each with its share, the largest first.
+
+        Args:
+            query: place of the query.
+            head: index in the layer.
+            k: how many keys.
+            item: index of the text in the batch.
+        """
+        row = self.pattern(head, item)[query]
+        share, place = row.topk(min(k, len(row)))
+        return list(zip(place.tolist(), share.tolist(), strict=True))
+
 
 @dataclass
 class Request:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from exptilt._support.checks import choice
 from exptilt._support.errors import MissingExtraError
+from exptilt._support.plotting import html_table
 from exptilt._support.transforms import in_transform
 from exptilt.lens.heads.statistics import FIELDS, rows, summarise
 from exptilt.lens.heads.visibility import Visibility
@@ -30,6 +31,7 @@ _COLUMNS = tuple(
     if name != "relative_queries"
 )
 _LABELS = ("layer", "name", "kind", "head", "item", "step")
+_SHOWN, _MOST_ROWS = ("entropy", "effective_keys", "score_max", "first_key_mass"), 24
 _MOST_WAITING = 1 << 20  # numbers of calls that wait to be summarised: 4 MB in float32
 _KEY_MASS = ("key_mass_simpson", "key_mass_divergence")
 
@@ -94,7 +96,6 @@ class Record:
         spent: whether `clip_qk_` has changed the weights, so that the record no longer describes them.
     """
 
-    calls: list[CallRecord]
     spent: bool = False
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
@@ -173,8 +174,14 @@ class Record:
         return table.sort_values(order, kind="stable", ignore_index=True)
 
     def _repr_html_(self) -> str:
-        found: str = self.to_frame()._repr_html_()
-        return found
+        """The record in a notebook: one row a head, over all calls and batch items."""
+        joined = {name: self.by_head(name) for name in _SHOWN}
+        layers, heads = next(iter(joined.values())).shape
+        places = list(np.ndindex(layers, heads))
+        rows = [(f"L{i}H{j}", *(float(x[i, j]) for x in joined.values())) for i, j in places[:_MOST_ROWS]]
+        more = f", the first {_MOST_ROWS} shown" if len(places) > _MOST_ROWS else ""
+        caption = f"{len(self.calls)} attention calls, {layers} layers of {heads} heads{more}"
+        return html_table([name.replace("_", " ") for name in ("head", *_SHOWN)], rows, caption)
 
     def by_head(self, name: str) -> Array:
         """One statistic over all calls and batch items.

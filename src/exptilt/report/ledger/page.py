@@ -20,7 +20,7 @@ from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ASSETS = ("study/study.css", "ledger/ledger.css", "ledger/filter.js")
+ASSETS = ("study/study.css", "ledger/ledger.css", "ledger/landscape.js", "ledger/filter.js")
 RULES = {
     Verdict.EXACT: "every check of the claim is an identity or an inequality, and holds to rounding",
     Verdict.CORRECTED: "the claim passes, the formula as printed does not",

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from exptilt._support.errors import MissingExtraError
 from exptilt._support.files import write_together
 from exptilt.claims import every as every_claim
 from exptilt.lens import Study
+from exptilt.lens.studying.notebook import some_heads
 from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
 from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render
 from exptilt.report.study import comparison, sentences
@@ -154,15 +154,9 @@ def kinds_table(study: Study) -> Table:
         title, count = study.heads[kind.measure].title, int(kind.members.sum())
         rule = f"{title} {'at least' if kind.above else 'at most'} {sentences.number(kind.threshold)}"
         about = f"{kind.about[0].upper()}{kind.about[1:]}."
-        rows.append([name, about, rule, count, _some_heads(kind.members) or "none"])
+        rows.append([name, about, rule, count, some_heads(kind.members) or "none"])
     note = "A head is of a kind if it is beyond the threshold by two standard errors; it may be of several."
     return Table("Kinds of heads", ("kind", "what such a head does", "rule", "heads", "which"), rows, note)
-
-
-def _some_heads(members: NDArray[np.bool_]) -> str:
-    """Names of the first eight heads that are True in ``(layer, head)``, and how many more there are."""
-    names = [f"L{layer}H{head}" for layer, head in np.argwhere(members)]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def heads_table(study: Study) -> Table:

@@ -1,5 +1,4 @@
 // Claims by verdict, and links that open what they lead to.
-document.documentElement.classList.add("js");
 {
   const boxes = [...document.querySelectorAll('input[name="verdict"]')], claims = [...document.querySelectorAll(".claim")];
   const show = () => {
