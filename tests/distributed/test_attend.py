@@ -2,11 +2,9 @@
 
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -126,33 +124,6 @@ def test_a_killed_process_is_told_to_the_others(tmp_path):
             f"GroupError: attend: rank {rank} of 3 did not get an answer from the others" in found["killed"]
         )
         assert found["seconds"] < 60  # the group's timeout is 20 s
-
-
-@pytest.mark.slow
-def test_a_study_resumes_after_a_killed_process_and_is_that_of_one(tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
-    monkeypatch.syspath_prepend(HERE)
-    study_ranks = import_module("study_ranks")
-    done = torchrun(2, "study_ranks.py", tmp_path, extra=("--max-restarts=1",))
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(2)]
-    one = study_ranks.study()
-    assert [x["attempt"] for x in found] == [1, 1]
-    there, now = found[0]["there"], study_ranks.written(tmp_path / "store")
-    assert there == found[1]["there"]
-    assert len(there) >= 2  # what the killed process had finished
-    assert {name: now[name] for name in there} == there  # nothing was measured again
-    assert len(now) > len(there)
-    assert sum(x["measured"] for x in found) < len(study_ranks.TEXTS)
-    for x in found:
-        for name, measure in one.heads.items():
-            for field in ("value", "error", "baseline"):
-                theirs, ours = getattr(x["study"].heads[name], field), getattr(measure, field)
-                assert (theirs is None) == (ours is None)
-                if ours is not None:
-                    assert (theirs == ours).all() or ((theirs == ours) | (theirs != theirs)).all()
-        assert x["study"].text_facts == one.text_facts
-        assert x["study"].notes == one.notes
 
 
 @pytest.mark.slow

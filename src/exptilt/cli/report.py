@@ -40,43 +40,28 @@ RESUMES = " No report was written; run the same command again to continue where 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `exptilt report`."""
     parser.usage = (
-        "exptilt report [MODEL] [--text FILE ...] [--images PATH ...] [--sounds PATH ...] "
-        "[--checkpoints DIR ...] [--against B] [--out FOLDER] [options]"
+        "exptilt report [MODEL] [--text FILE ...] [--images PATH ...] [--checkpoints DIR ...] [--against B] "
+        "[--out FOLDER] [options]"
     )
     without = "default: the last of --checkpoints, or the model in the package"
     series = "folders saved in training, or one folder of checkpoint-STEP folders"
+    pictures = "pictures or folders of them, for a vision model"
+    side = "compare with another model, a study.json, or the same model on another text file"
+    most = f"read at most N tokens (default: {MOST_TOKENS})"
+    pickles = "open .bin and .pt weights; only do this for files you trust"
     add = parser.add_argument
     named = f"folder, GGUF file, cached name, minilm or smollm2 ({without})"
     add("model", nargs="?", metavar="MODEL", help=named)
     add("--text", nargs="+", type=Path, metavar="FILE", help="texts in UTF-8 (default: one in the package)")
-    add(
-        "--images",
-        nargs="+",
-        type=Path,
-        metavar="PATH",
-        help="pictures or folders of them, for a vision model",
-    )
-    add(
-        "--sounds",
-        nargs="+",
-        type=Path,
-        metavar="PATH",
-        help="WAV files or folders of them, for an audio model",
-    )
+    add("--images", nargs="+", type=Path, metavar="PATH", help=pictures)
     add("--checkpoints", nargs="+", type=Path, metavar="DIR", help=series)
-    side = "compare with another model, a study.json, or the same model on another text file"
     add("--against", metavar="B", help=side)
     add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     add("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to write (default: report)")
-    most = f"read at most N tokens (default: {MOST_TOKENS})"
     add("--max-tokens", type=positive, default=MOST_TOKENS, metavar="N", help=most)
     add("--seed", type=seed, default=0, help="seed of everything random (default: 0)")
     add("--download", action="store_true", help="fetch MODEL from the Hugging Face Hub if it is not cached")
-    add(
-        "--allow-pickle",
-        action="store_true",
-        help="open .bin and .pt weights; only do this for files you trust",
-    )
+    add("--allow-pickle", action="store_true", help=pickles)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -87,13 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
             check_paths(option, [given])
         else:
             check_model(option, given, hint=" Pass --download to fetch it.")
-    for option in ("text", "images", "sounds", "checkpoints"):
+    for option in ("text", "images", "checkpoints"):
         check_paths(f"--{option}", getattr(arguments, option) or [])
     from exptilt._support import files
     from exptilt.lens.models.load import is_installed
+    from exptilt.lens.studying.compare import divergence_measure
     from exptilt.report.study import page
 
-    sources = ("model", "text", "images", "sounds", "checkpoints", "against", "tokenizer")
+    sources = ("model", "text", "images", "checkpoints", "against", "tokenizer")
     beside = not any(getattr(arguments, name) for name in sources) and is_installed(BESIDE)
     made = files.prepare_folder(arguments.out)
     try:
@@ -101,7 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         other = None
         if arguments.against is not None:
             other, second = measure_against(arguments, found)
-            found = found if second is None else with_divergence(arguments, found, loaded, other.name, second)
+            if second is not None:  # one more statistic: the divergence of each head from the other model's
+                first, other_model = ((each.model, each.tokenizer) for each in (loaded, second))
+                texts = texts_of(arguments)[1]
+                apart = divergence_measure(first, other_model, texts, arguments.max_tokens, other.name)
+                found = replace(found, heads={"divergence": apart, **found.heads})
         path = page.write(found, arguments.out, against=other, beside=BESIDE if beside else None)
     except BaseException:
         files.forget_folders([arguments.out / STORE, *made])
@@ -113,17 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\nAnd a real model, {BESIDE}:\n")
     less = {"max_tokens": min(arguments.max_tokens, BESIDE_TOKENS), "out": arguments.out / BESIDE}
     return run(argparse.Namespace(**{**vars(arguments), **less, "model": BESIDE}))
-
-
-def with_divergence(
-    arguments: argparse.Namespace, found: "Study", first: "Loaded", name: str, second: "Loaded"
-) -> "Study":
-    """The study with one more statistic: the divergence of each head from the other model's."""
-    from exptilt.lens.studying.compare import divergence_measure
-
-    both = [(loaded.model, loaded.tokenizer) for loaded in (first, second)]
-    apart = divergence_measure(both[0], both[1], texts_of(arguments)[1], arguments.max_tokens, name)
-    return replace(found, heads={"divergence": apart, **found.heads})
 
 
 def measure_against(arguments: argparse.Namespace, found: "Study") -> tuple["Study", "Loaded | None"]:
@@ -142,25 +121,24 @@ def measure_against(arguments: argparse.Namespace, found: "Study") -> tuple["Stu
     if changed.model is None:
         folders = arguments.checkpoints or [models.default_folder()]
         changed.model = str(models.find_checkpoints(folders)[-1][1])
-    which = "images" if arguments.images else "sounds" if arguments.sounds else "text"
-    setattr(changed, which, [other])
+    setattr(changed, "images" if arguments.images else "text", [other])
     return replace(measure(changed)[0], name=f"{found.name} on {other.name}"), None
 
 
 def texts_of(arguments: argparse.Namespace) -> tuple[str, Mapping[str, Any]]:
-    """The kind of input ("texts", "pictures" or "sounds"), and the inputs by name."""
+    """The kind of input ("texts" or "pictures"), and the inputs by name."""
     from exptilt.lens import models
     from exptilt.lens.inputs import media
 
-    given = {"texts": arguments.text, "pictures": arguments.images, "sounds": arguments.sounds}
-    named = [kind for kind, paths in given.items() if paths]
-    if len(named) > 1:
-        raise ArgumentError(f"report: got {' and '.join(named)}. Pass one kind; a model is studied on one.")
-    reads = named[0] if named else "texts"
-    if not named:
-        text = models.read_text(models.default_folder() / "text.txt")
-        return reads, {"the text that comes with exptilt": text}
-    return reads, _texts(arguments.text) if arguments.text else media.files(reads, given[reads])
+    if arguments.text and arguments.images:
+        raise ArgumentError("report: got texts and pictures. Pass one kind; a model is studied on one.")
+    if arguments.images:
+        return "pictures", media.files(arguments.images)
+    if arguments.text:
+        return "texts", _texts(arguments.text)
+    return "texts", {
+        "the text that comes with exptilt": models.read_text(models.default_folder() / "text.txt")
+    }
 
 
 def measure(arguments: argparse.Namespace) -> tuple["Study", "Loaded"]:
@@ -180,7 +158,7 @@ def measure(arguments: argparse.Namespace) -> tuple["Study", "Loaded"]:
 
     def checkpoint(folder: Path) -> Any:
         model = models.load_weights(folder, **how)
-        return model if reads == "texts" else models.part_that_reads(model, reads)
+        return model if reads == "texts" else models.picture_part(model)
 
     series = [(step, partial(checkpoint, folder)) for step, folder in checkpoints]
     with models.quiet():

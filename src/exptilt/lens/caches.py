@@ -68,13 +68,9 @@ def compact_cache(
             "compact_cache: the model does not attend by exptilt, which adds compact keys' log-weights. "
             'Call xt.lens.register() and model.set_attn_implementation("exptilt").'
         )
-    for name, x, least in (
-        ("budget", budget, 1),
-        ("fresh", fresh, 1),
-        ("recent", recent, 0),
-        ("queries", queries, 1),
-    ):
-        checks.whole("compact_cache", name, x, least=least)
+    checks.whole("compact_cache", "recent", recent, least=0)
+    for name, x in (("budget", budget), ("fresh", fresh), ("queries", queries)):
+        checks.whole("compact_cache", name, x)
     made: Cache = _classes()[1](model, budget, fresh, recent, queries)
     return made
 
@@ -181,14 +177,8 @@ def _classes() -> tuple[type, type]:
 
         def __init__(self, model: nn.Module, budget: int, fresh: int, recent: int, queries: int):
             super().__init__(layer_class_to_replicate=CompactLayer)
-            self.model, self.budget, self.fresh, self.recent, self.queries = (
-                model,
-                budget,
-                fresh,
-                recent,
-                queries,
-            )
-            self.compactions = 0
+            self.model, self.budget, self.fresh = model, budget, fresh
+            self.recent, self.queries, self.compactions = recent, queries, 0
 
         def update(
             self, key_states: Tensor, value_states: Tensor, layer_idx: int, *given: Any, **more: Any

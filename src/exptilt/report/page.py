@@ -32,8 +32,7 @@ from exptilt._support.errors import ArgumentError, MissingExtraError
 from exptilt._support.files import write_together
 
 Cell = str | float | int | bool
-REPORT, LEDGER = "index.html", "claims.html"  # their names if both lie in one folder
-BESIDE = {REPORT: "The report of a model beside this page", LEDGER: "The ledger of claims beside this page"}
+REPORT, LEDGER = "index.html", "claims.html"  # names of a report and a ledger in one folder
 LIBRARIES = ("torch", "numpy", "scipy", "matplotlib", "transformers")
 
 
@@ -230,15 +229,6 @@ def render(
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **(context or {}),
     )
-
-
-def side_by_side(pages: Mapping[str, str]) -> dict[str, str]:
-    """The pages of a report and a ledger, by the names of `BESIDE`, each with a link to the other."""
-    report, ledger = (f'<p class="note"><a href="{name}">{title}</a></p>' for name, title in BESIDE.items())
-    return {
-        name: text.replace("<!-- beside -->", ledger if name == REPORT else report)
-        for name, text in pages.items()
-    }
 
 
 def write_page(page: Page, folder: str | os.PathLike[str], *, name: str = "index.html") -> Path:

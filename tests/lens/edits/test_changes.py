@@ -97,7 +97,6 @@ def test_bad_edits():
         (lambda: edits.freeze([]), "calls of another run"),
         (lambda: edits.resample([*calls, *calls]), "several runs"),
         (lambda: edits.zero((0, 1)), "pairs of layer and head"),
-        (lambda: xt.lens.watch(model, edit=edits.zero(), verify=True), "together with edit"),
     ):
         with pytest.raises(ArgumentError, match=said):
             wrong()

@@ -1,17 +1,14 @@
-"""Studies of models that read pictures or sounds, against attention written out."""
+"""Studies of models that read pictures, against attention written out."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.io import wavfile
 from transformers import (
     SwinConfig,
     SwinModel,
     ViTConfig,
     ViTImageProcessor,
     ViTModel,
-    Wav2Vec2Config,
-    Wav2Vec2Model,
     WhisperConfig,
     WhisperModel,
 )
@@ -116,7 +113,7 @@ def test_files_and_processors(tmp_path, seen):
     rng = np.random.default_rng(0)
     for name in ("b.png", "a.png"):
         Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)).save(tmp_path / name)
-    named = media.files("pictures", [tmp_path])
+    named = media.files([tmp_path])
     assert list(named) == ["a.png", "b.png"]
     processor = ViTImageProcessor(size={"height": 40, "width": 40})
     found = xt.lens.study(vit(), processor, named, max_tokens=150, **QUIET)
@@ -125,8 +122,9 @@ def test_files_and_processors(tmp_path, seen):
     shown = processor(images=Image.open(tmp_path / "a.png"), return_tensors="pt")["pixel_values"][0]
     wanted = (255 * (shown * 0.5 + 0.5)).round().permute(1, 2, 0)
     np.testing.assert_allclose(found.picture.pixels, wanted, atol=1)
-    with pytest.raises(ArgumentError, match="has no sounds"):
-        media.files("sounds", [tmp_path])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ArgumentError, match="has no pictures"):
+        media.files([tmp_path / "none"])
     (tmp_path / "broken.png").write_text("no picture")
     with pytest.raises(ArgumentError, match="cannot be read as a picture"):
         xt.lens.study(vit(), processor, tmp_path / "broken.png", **QUIET)
@@ -141,47 +139,10 @@ def test_other_sizes_of_pictures():
     assert layout.names(coarse=True)[:3] == ["[class]", "[extra 1]", "row 0, columns 0–2"]
     assert layout.names(coarse=True)[7] == "row 0, columns 15–16"
     assert len(set(layout.names())) == layout.tokens
-    assert Layout(0, 1, 1500, 30.0).coarse == Layout(0, 1, 63, 30.0)
-
-
-@pytest.mark.parametrize("kind", ["wav2vec2", "whisper"])
-def test_sounds(kind, tmp_path):
-    rate, beat = 8000, np.sin(np.arange(4000) / 5)
-    wavfile.write(tmp_path / "tone.wav", rate, (20000 * np.stack([beat, beat], 1)).astype(np.int16))
-    if kind == "wav2vec2":
-        shape = {
-            "conv_dim": (8, 8),
-            "conv_stride": (20, 8),
-            "conv_kernel": (20, 8),
-            "num_feat_extract_layers": 2,
-        }
-        extra = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "vocab_size": 8}
-        model = seeded(lambda: Wav2Vec2Model(Wav2Vec2Config(**SMALL, **shape, **extra)))
-        found = xt.lens.study(model, None, {"tone": tmp_path / "tone.wav"}, **QUIET)
-        assert found.text_facts["tokens"] == 50  # half a second, brought to 16 kHz, in steps of 160
-        assert found.strip_tokens[10] == "0.10 s"
-    else:
-        sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4}
-        sizes |= {
-            "encoder_ffn_dim": 40,
-            "decoder_ffn_dim": 40,
-            "decoder_attention_heads": 4,
-            "vocab_size": 64,
-        }
-        ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
-        config = WhisperConfig(**sizes, **ends, num_mel_bins=8, max_source_positions=100)
-        model = seeded(lambda: WhisperModel(config))
-        found = xt.lens.study(model, None, [torch.randn(8, 200)], **QUIET)
-        assert found.facts["architecture"] == "WhisperEncoder"
-        assert found.text_facts["tokens"] == 100
-        assert found.picture.columns == len(found.strip_tokens) == 50
-    assert found.picture.kind == "sound"
-    assert found.picture.pixels.shape == (48, 336, 3)
-    assert "tokens on either side" in found.kinds["local"].about
 
 
 def test_what_cannot_be_read():
-    with pytest.raises(ArgumentError, match=r"ViTModel reads pictures .* and text 1 is a str"):
+    with pytest.raises(ArgumentError, match=r"ViTModel reads pictures, and text 1 is a str"):
         xt.lens.study(vit(), None, ["a cat"], **QUIET)
     with pytest.raises(ArgumentError, match="needs its image processor"):
         xt.lens.study(vit(), None, np.zeros((40, 40, 3), np.uint8), **QUIET)
@@ -192,3 +153,8 @@ def test_what_cannot_be_read():
     )
     with pytest.raises(ArgumentError, match="attends within windows"):
         xt.lens.study(swin.eval(), None, [torch.randn(3, 16, 16)], **QUIET)
+    ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
+    whisper = WhisperModel(WhisperConfig(**sizes, **ends, decoder_attention_heads=4, vocab_size=64))
+    with pytest.raises(ArgumentError, match="WhisperModel does not run on tokens alone"):
+        xt.lens.study(whisper.eval(), None, [torch.randn(80, 200)], **QUIET)

@@ -354,7 +354,7 @@ def test_model_that_does_not_read_text():
             patch_size=16,
         )
     )
-    with pytest.raises(ArgumentError, match=r"ViTModel reads pictures .pixel_values., and text 1 is a str"):
+    with pytest.raises(ArgumentError, match=r"ViTModel reads pictures, and text 1 is a str"):
         study(seeing, Letters(), TEXTS)
 
 

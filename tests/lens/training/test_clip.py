@@ -91,7 +91,6 @@ MODELS = {
     "Phi-3, fused, one key head a head": lambda: hf.Phi3Model(
         hf.Phi3Config(**(GROUPED | {"num_key_value_heads": 4}))
     ),
-    "OLMo 2, wide norm": lambda: hf.Olmo2Model(hf.Olmo2Config(**GROUPED)),
     "gpt-oss, sinks": lambda: hf.GptOssModel(
         hf.GptOssConfig(**GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=5)
     ),
@@ -225,6 +224,9 @@ def test_what_cannot_be_clipped_says_so_and_changes_nothing():
     ).eval()
     with pytest.raises(ArgumentError, match=r"T5Attention .* adds a position bias"):
         xt.lens.clip_qk_(t5, look(t5, {"input_ids": TOKENS}), 1e-3)
+    olmo2 = hf.Olmo2Model(hf.Olmo2Config(**GROUPED)).eval()
+    with pytest.raises(ArgumentError, match=r"Olmo2Attention .* lower its weight"):
+        xt.lens.clip_qk_(olmo2, look(olmo2, {"input_ids": TOKENS}), 1e-3)
     olmo = hf.OlmoModel(hf.OlmoConfig(**GROUPED, clip_qkv=1.0)).eval()
     with pytest.raises(ArgumentError, match=r"OlmoAttention .* \(clip_qkv\)"):
         xt.lens.clip_qk_(olmo, look(olmo, {"input_ids": TOKENS}), 1e-6)

@@ -10,13 +10,11 @@ import transformers as tf
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import exptilt as xt
 from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt.lens.watching.masks import make_mask
-from exptilt.lens.watching.verification import WatchedOutputError
 from oracles import tiny_models as models
 
 IDS = torch.randint(3, 61, (2, 10), generator=torch.Generator().manual_seed(0))
@@ -54,7 +52,7 @@ def test_a_model_that_appends_to_its_mask():
     model = deepseek_v4()
     with torch.no_grad():
         expected = model(IDS).logits
-        with xt.lens.watch(model, verify=True):
+        with xt.lens.watch(model):
             found = model(IDS).logits
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
@@ -81,29 +79,6 @@ def test_a_model_that_adds_to_its_mask(attention):
         by_hand = (query @ key.mT / 8**0.5 + bias).amax(-1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(seen.record.calls[0].per_token["score_max"], by_hand, rtol=1e-4, atol=1e-4)
-
-
-class Doubled(nn.Module):
-    """Attends differently when somebody looks: what a watch gets wrong, made on purpose."""
-
-    def forward(self, x, attention_mask=None):
-        looked_at = bool(_get_current_function_mode_stack())
-        return F.scaled_dot_product_attention((1 + looked_at) * x, x, x)
-
-
-def test_verify_compares_the_two_ways():
-    x = torch.randn(1, 2, 5, 4)
-    model = Doubled()
-    with pytest.raises(WatchedOutputError, match="output 0 of Doubled"), xt.lens.watch(model, verify=True):
-        model(x)
-    assert not model._forward_pre_hooks
-    llama = models.make("llama").train()
-    inputs, _ = models.inputs("llama", "left")
-    with torch.no_grad(), xt.lens.watch(llama, verify=True) as seen:
-        llama(**inputs)
-        llama(**inputs)
-    assert llama.training
-    assert [(call.layer, call.step) for call in seen.record.calls] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 class Plain(nn.Module):

@@ -289,24 +289,16 @@ def test_three_files(made, tmp_path):
 
 
 def test_report_and_ledger_share_a_folder(made, tmp_path):
-    """Whichever comes first, both pages are there and link to each other; alone, neither links anywhere."""
+    """Whichever comes first, and whichever is written again, both pages are there."""
     found = [Evidence("A1", (Check("n", (0.5,), most=1.0),), Picture("nothing", "", "", ()), {}, (0,))]
-    links = {"index.html": 'href="claims.html"', "claims.html": 'href="index.html"'}
-
-    def pages(folder):
-        texts = {path.name: path.read_text("utf-8") for path in folder.glob("*.html")}
-        assert "What of the theory stands" in texts["claims.html"]
-        assert "Attention in" in texts["index.html"]
-        return {name: text.count(link) for name, text in texts.items() for link in (links[name],)}
-
     assert write(made, tmp_path / "one").name == write_ledger(found, tmp_path / "two").name == "index.html"
-    assert 'href="claims.html"' not in (tmp_path / "one" / "index.html").read_text("utf-8")
     assert write_ledger(found, tmp_path / "one").name == "claims.html"
     assert write(made, tmp_path / "two").name == "index.html"
     for folder in (tmp_path / "one", tmp_path / "two"):
         for again in (lambda: None, partial(write, made, folder), partial(write_ledger, found, folder)):
             again()
-            assert pages(folder) == {"index.html": 1, "claims.html": 1}
+            assert "What of the theory stands" in (folder / "claims.html").read_text("utf-8")
+            assert "Attention in" in (folder / "index.html").read_text("utf-8")
 
 
 def test_study_without_anything_still_makes_a_page(tmp_path):

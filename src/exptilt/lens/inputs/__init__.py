@@ -1,1 +1,1 @@
-"""Texts, pictures and sounds, cut into the chunks that a model reads at once."""
+"""Texts and pictures, cut into the chunks that a model reads at once."""

@@ -30,12 +30,12 @@ PIECE, PIECES = 64, 16  # tokens in a piece, and how many pieces the kinds of he
 class Chunk:
     """Tokens that a model reads at once."""
 
-    ids: Tensor  # (token,), special ones included; for a picture or a sound 0, 1, 2 and so on
+    ids: Tensor  # (token,), special ones included; for a picture 0, 1, 2 and so on
     text: int  # index of the text it comes from
     special: frozenset[int] = frozenset()  # ids that are special to the tokenizer
     delimiters: frozenset[int] = frozenset()  # ids in the chunk that end a line, are punctuation or special
     given: Mapping[str, Tensor] | None = None  # inputs of the model if it does not read tokens
-    layout: Any = None  # where the tokens of a picture or a sound lie, a `media.Layout`
+    layout: Any = None  # where the tokens of a picture lie, a `media.Layout`
 
     def inputs(self, model: nn.Module) -> dict[str, Any]:
         """Keyword arguments with which the model reads this chunk."""
@@ -213,7 +213,7 @@ class Reading:
     notes: list[str]
     words: Callable[[Sequence[int]], list[str]]  # names of tokens, by their ids
     context: int | None = None  # most tokens that the model can read at once
-    length: int = 0  # most tokens in a chunk; 0 for pictures and sounds, whose tokens cannot be reordered
+    length: int = 0  # most tokens in a chunk; 0 for pictures, whose tokens cannot be reordered
     picture: Any = None  # of the first chunk, a `media.Picture`
     pieces: Tensor | None = None  # (piece, token), as long for every length of chunks
 
@@ -232,7 +232,19 @@ def read_texts(model: Any, tokenizer: Any, texts: Any, chunk: int, max_tokens: i
     _try_to_read(model)
     read, names = as_texts(texts)
     taken = cut(tokenizer, read, length=length, max_tokens=max_tokens, vocabulary=vocabulary(model))
-    facts = _text_facts(taken.chunks, names if isinstance(texts, Mapping) else None, length)
+    chunks, sizes = taken.chunks, [c.ids.shape[0] for c in taken.chunks]
+    used = sorted({c.text for c in chunks})
+    facts: Facts = {"text": ", ".join(names[i] for i in used)} if isinstance(texts, Mapping) else {}
+    facts |= {
+        "texts": len(used),
+        "tokens": sum(sizes),
+        "distinct tokens": len(set(torch.cat([c.ids for c in chunks]).tolist())),
+        "chunks": len(chunks),
+        "longest chunk": max(sizes),
+        "most tokens in a chunk": length,
+    }
+    if (unknown := _unknown_id(tokenizer)) >= 0:
+        facts["unknown tokens"] = sum(int((c.ids == unknown).sum()) for c in chunks)
     notes = unread_notes(taken, names)
     if taken.was_cut:
         why = "the model's context" if context == length else "short enough to have several"
@@ -241,8 +253,8 @@ def read_texts(model: Any, tokenizer: Any, texts: Any, chunk: int, max_tokens: i
             "a chunk is the unit over which errors are taken."
         )
     return Reading(
-        with_delimiters(taken.chunks, tokenizer),
-        facts | _unknown(taken.chunks, tokenizer),
+        with_delimiters(chunks, tokenizer),
+        facts,
         notes,
         partial(token_texts, tokenizer),
         context,
@@ -260,25 +272,6 @@ def unread_notes(taken: Cut, names: Sequence[str]) -> list[str]:
     silent = [names[index] for index in taken.silent]
     shown = ", ".join(silent[:20]) + (f" and {len(silent) - 20} more" if len(silent) > 20 else "")
     return [f"{text}; texts not read: {shown}." if silent else f"{text}."]
-
-
-def _text_facts(chunks: list[Chunk], names: list[str] | None, length: int) -> Facts:
-    sizes, texts = [c.ids.shape[0] for c in chunks], sorted({c.text for c in chunks})
-    named: Facts = {} if names is None else {"text": ", ".join(names[i] for i in texts)}
-    return named | {
-        "texts": len(texts),
-        "tokens": sum(sizes),
-        "distinct tokens": len(set(torch.cat([c.ids for c in chunks]).tolist())),
-        "chunks": len(chunks),
-        "longest chunk": max(sizes),
-        "most tokens in a chunk": length,
-    }
-
-
-def _unknown(chunks: list[Chunk], tokenizer: Any) -> Facts:
-    """Number of unknown tokens, as a fact; empty if the tokenizer has no token for them."""
-    unknown = _unknown_id(tokenizer)
-    return {} if unknown < 0 else {"unknown tokens": sum(int((c.ids == unknown).sum()) for c in chunks)}
 
 
 def _unknown_id(tokenizer: Any) -> int:

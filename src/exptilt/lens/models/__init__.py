@@ -9,7 +9,7 @@ from exptilt.lens.models.load import (
     load_model,
     load_tokenizer,
     load_weights,
-    part_that_reads,
+    picture_part,
     quiet,
     read_text,
 )
@@ -23,7 +23,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "load_weights",
-    "part_that_reads",
+    "picture_part",
     "quiet",
     "read_text",
 ]

@@ -72,25 +72,19 @@ def load_model(
         tokenizer: a folder to take the tokenizer from; None takes the model's own.
         allow_pickle: whether weights may be a pickle.
         download: fetch a model that is not in the cache from the Hub. Nothing is fetched otherwise.
-        reads: "texts", "pictures" or "sounds". For the last two, the part of the model that reads them is
-            loaded, with its image processor or feature extractor in place of the tokenizer.
+        reads: "texts" or "pictures". For pictures, the part of the model that reads them is loaded, with its
+            image processor in place of the tokenizer.
     """
     source, start, name = _find(where, download)
     with _read_once(source):
-        return _load(source, start, name, tokenizer, allow_pickle, reads)
-
-
-def _load(
-    source: Path, start: bool, name: str, tokenizer: str | Path | None, allow_pickle: bool, reads: str
-) -> Loaded:
-    """The model and its tokenizer, from a folder or file; other arguments are those of `load_model`."""
-    model = load_weights(source, allow_pickle=allow_pickle)
-    if reads != "texts":
-        return Loaded(name, source, part_that_reads(model, reads), load_processor(source, reads))
-    if (kind := READS.get(model.main_input_name)) is not None:
-        option = "--images" if kind == "pictures" else "--sounds"
-        raise ArgumentError(f"{type(model).__name__} in {source} reads {kind}. Pass them with {option}.")
-    words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
+        model = load_weights(source, allow_pickle=allow_pickle)
+        if reads != "texts":
+            return Loaded(name, source, picture_part(model), load_processor(source))
+        if model.main_input_name == READS:
+            raise ArgumentError(
+                f"{type(model).__name__} in {source} reads pictures. Pass them with --images."
+            )
+        words = load_tokenizer(source if tokenizer is None else Path(tokenizer))
     if start:
         words.add_bos_token = True
     return Loaded(name, source, model, words)
@@ -104,8 +98,17 @@ def load_weights(source: Path, *, allow_pickle: bool = False) -> Any:
         kind, place, options["gguf_file"] = transformers.AutoModelForCausalLM, source.parent, source.name
     else:
         pickled = _check_folder(source, allow_pickle)
-        config = _configuration(transformers, source)
-        kind, place = _class(transformers, config), source
+        with _explained(source, "config.json"):
+            if "model_type" not in json.loads((source / "config.json").read_text("utf-8")):
+                raise ArgumentError(
+                    f"{source / 'config.json'} does not say what kind of model this is. Add its "
+                    'model_type there, such as "llama".'
+                )
+            config = transformers.AutoConfig.from_pretrained(source, **LOCAL)
+        # The class that the weights were saved from, or the bare model of this type.
+        kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
+        kind = kind if hasattr(kind, "from_pretrained") else transformers.AutoModel
+        place = source
         options |= {"use_safetensors": not pickled, "config": config}
         options |= {"weights_only": True} if pickled else {}
     # The GGUF reader draws a progress bar that no setting of transformers silences.
@@ -135,25 +138,23 @@ def load_tokenizer(source: Path) -> Any:
         return _transformers().AutoTokenizer.from_pretrained(place, **LOCAL, **options)
 
 
-def load_processor(source: Path, reads: str) -> Any:
-    """The image processor or the feature extractor of a folder; `reads` is "pictures" or "sounds"."""
-    transformers = _transformers()
-    kind = transformers.AutoImageProcessor if reads == "pictures" else transformers.AutoFeatureExtractor
+def load_processor(source: Path) -> Any:
+    """The image processor of a folder."""
     if not any((source / name).is_file() for name in PROCESSOR_FILES):
         raise ArgumentError(
-            f"{source} has no processor that turns {reads} into tensors ({' or '.join(PROCESSOR_FILES)}). "
+            f"{source} has no processor that turns pictures into tensors ({' or '.join(PROCESSOR_FILES)}). "
             "Save its processor there."
         )
     with quiet(), _explained(source, "processor"):
-        return kind.from_pretrained(source, **LOCAL)
+        return _transformers().AutoImageProcessor.from_pretrained(source, **LOCAL)
 
 
-def part_that_reads(model: Any, reads: str) -> Any:
-    """The model, or the first part of it, that reads "pictures" or "sounds"."""
+def picture_part(model: Any) -> Any:
+    """The model, or the first part of it, that reads pictures."""
     for module in model.modules():
-        if READS.get(getattr(module, "main_input_name", "")) == reads and hasattr(module, "config"):
+        if getattr(module, "main_input_name", "") == READS and hasattr(module, "config"):
             return module
-    raise ArgumentError(f"{type(model).__name__} does not read {reads}. Pass what it reads.")
+    raise ArgumentError(f"{type(model).__name__} does not read pictures. Pass texts.")
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[tuple[int, Path]]:
@@ -229,7 +230,8 @@ def _from_hub(name: str, download: bool) -> Path:
     try:
         return Path(snapshot_download(name, local_files_only=not download, allow_patterns=wanted))
     except (LocalEntryNotFoundError, HFValidationError):
-        hub = f", and the local cache of the Hugging Face Hub has no model {name}" if _is_name(name) else ""
+        is_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) is not None
+        hub = f", and the local cache of the Hugging Face Hub has no model {name}" if is_name else ""
         fetch = " Pass download=True to fetch it." if hub and not download else ""
         raise ArgumentError(
             f"there is no folder or file {name}{hub}.{fetch} Pass a folder, a GGUF file, or "
@@ -238,11 +240,6 @@ def _from_hub(name: str, download: bool) -> Path:
     except Exception as problem:
         said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
         raise ArgumentError(f"{name} could not be fetched from the Hugging Face Hub ({said}).") from problem
-
-
-def _is_name(text: str) -> bool:
-    """Whether this may be the name of a model on the Hub: one word, or two with a slash between."""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) is not None and not text.startswith(".")
 
 
 def _check_folder(source: Path, allow_pickle: bool) -> bool:
@@ -264,23 +261,6 @@ def _check_folder(source: Path, allow_pickle: bool) -> bool:
     return True
 
 
-def _configuration(transformers: Any, source: Path) -> Any:
-    """The configuration in a folder; raises if config.json does not name its type."""
-    with _explained(source, "config.json"):
-        if "model_type" not in json.loads((source / "config.json").read_text("utf-8")):
-            raise ArgumentError(
-                f"{source / 'config.json'} does not say what kind of model this is. Add its "
-                'model_type there, such as "llama".'
-            )
-        return transformers.AutoConfig.from_pretrained(source, **LOCAL)
-
-
-def _class(transformers: Any, config: Any) -> Any:
-    """The class that the weights were saved from, or the bare model of this type."""
-    found = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-    return found if hasattr(found, "from_pretrained") else transformers.AutoModel
-
-
 def _transformers() -> Any:
     try:
         import transformers
@@ -296,14 +276,9 @@ def _read_once(source: Path) -> Iterator[None]:
         yield
         return
     gguf: Any = import_module("gguf")
-    names = [
-        name
-        for name in ("GGUFReader", "get_tensor_name_map")
-        if not hasattr(getattr(gguf, name), "cache_info")
-    ]
-    before = {name: getattr(gguf, name) for name in names}
+    before = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     for name, function in before.items():
-        setattr(gguf, name, cache(function))
+        setattr(gguf, name, function if hasattr(function, "cache_info") else cache(function))
     try:
         yield
     finally:

@@ -21,7 +21,6 @@ from torch import nn
 
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.lens.inputs import media
 from exptilt.lens.studying.results import HeadMeasure, Study
 from exptilt.lens.studying.study import read
 from exptilt.lens.watching.call import AttentionCall
@@ -151,26 +150,23 @@ def compare(
 def divergence_measure(
     first: tuple[nn.Module, Any], second: tuple[nn.Module, Any], texts: Any, max_tokens: int | None, name: str
 ) -> HeadMeasure:
-    """The divergence of each head from the other model's as a statistic of a study; it may say why not.
+    """The divergence of each head from that of the model `name`, as a measure of a study; it may say why not.
 
-    Args:
-        first, second: a model and its tokenizer each.
-        texts: as for `study`.
-        max_tokens: as for `study`.
-        name: of the second model.
+    The models come with their tokenizers; `texts` and `max_tokens` are those of `study`.
     """
     value, error, reason = None, None, "the two models read different tokens."
-    pairs = [(media.reader(model), tokenizer) for model, tokenizer in (first, second)]
-    chunks = [read(model, tokenizer, texts, max_tokens).chunks for model, tokenizer in pairs]
+    chunks = [read(model, tokenizer, texts, max_tokens).chunks for model, tokenizer in (first, second)]
     if [chunk.mark for chunk in chunks[0]] == [chunk.mark for chunk in chunks[1]]:
         try:
-            given = [chunk.inputs(pairs[0][0]) for chunk in chunks[0]]
-            found = _divergences(pairs[0][0], pairs[1][0], given, None)
+            given = [chunk.inputs(first[0]) for chunk in chunks[0]]
+            found = _divergences(first[0], second[0], given, None)
             value, error, reason = found.divergence, found.error, ""
         except ArgumentError as problem:
             reason = str(problem).removeprefix("compare: ")
-    about = f"KL(p‖q) of this head's attention p from the attention q of the same head of {name}, mean over "
-    about += "queries: 0 if both look at the same tokens."
+    about = (
+        f"KL(p‖q) of this head's attention p from the attention q of the same head of {name}, mean over "
+        "queries: 0 if both look at the same tokens."
+    )
     assumes = "Both models read the same tokens, and heads with the same number belong together."
     title = f"divergence from {name}"
     return HeadMeasure(title, "nats", about, assumes, value, error, reason, span=(0.0, None))
@@ -199,12 +195,10 @@ def _divergences(first: nn.Module, second: nn.Module, texts: Any, tokenizer: Any
         widest = max(map(len, rows))
         found.append([np.pad(row, (0, widest - len(row)), constant_values=np.nan) for row in rows])
     by_text = np.array(found)
-    with np.errstate(invalid="ignore"):
-        error = (
-            by_text.std(0, ddof=1) / len(by_text) ** 0.5
-            if len(by_text) > 1
-            else np.full_like(by_text[0], np.nan)
-        )
+    error = np.full_like(by_text[0], np.nan)
+    if len(by_text) > 1:
+        with np.errstate(invalid="ignore"):
+            error = by_text.std(0, ddof=1) / len(by_text) ** 0.5
     return Divergences(by_text.mean(0), error, by_text)
 
 
@@ -219,9 +213,8 @@ def _apart(a: AttentionCall, b: AttentionCall) -> Array:
             f"{rules[0]} and {rules[1]}. Pass models with the same heads over the same tokens."
         )
     hidden = [x.options["mask"] for x in (a, b) if x.options.get("mask") is not None]
-    options = {
-        name: (a.options.get(name), b.options.get(name)) for name in ("scale", "bias", "softcap", "sink")
-    }
+    names = ("scale", "bias", "softcap", "sink")
+    options = {name: (a.options.get(name), b.options.get(name)) for name in names}
     mask = None if not hidden else hidden[0] if len(hidden) == 1 else hidden[0] & hidden[1]
     tensors = (x.float() if x.dtype.itemsize < 4 else x for x in (a.query, a.key, b.query, b.key))
     found = divergence(*tensors, mask=mask, causal=bool(rules[0][0]), window=rules[0][1], **options)

@@ -1,11 +1,11 @@
 """Title, meaning and assumptions of every number of a study; formulas are in the files of the measures.
 
 A measure has a line ``name | title | unit | lowest..highest possible value`` and indented sentences: what
-large and small values mean, what must hold for that, and why it is absent where it has no value. A word in
-braces stands for a sentence of `_COMMON`.
+large and small values mean, what must hold for that, and the reason where it has no value. A word in braces
+stands for a sentence of `_COMMON`. All are read into a `HeadMeasure` without a value, those of layers too.
 """
 
-from dataclasses import dataclass
+from exptilt.lens.studying.results import HeadMeasure
 
 _COMMON = {
     "queries": "Mean over the queries of a text, then over texts, longer ones counting more.",
@@ -27,20 +27,8 @@ _COMMON = {
 }
 
 
-@dataclass(frozen=True)
-class Definition:
-    """Words about a measure; fields as in `HeadMeasure`, and why it is absent where it has no value."""
-
-    title: str
-    unit: str
-    about: str
-    assumes: str
-    span: tuple[float | None, float | None] = (None, None)
-    absent: str = "No text gave this number."
-
-
-def _read(text: str) -> dict[str, Definition]:
-    """Definitions by name, from lines as the module describes them."""
+def _read(text: str) -> dict[str, HeadMeasure]:
+    """Measures without values by name, from lines as the module describes them."""
     found = {}
     for part in text.strip().replace("\n    ", " ").split("\n"):
         name, title, unit, rest = (x.strip() for x in part.split("|"))
@@ -48,7 +36,8 @@ def _read(text: str) -> dict[str, Definition]:
         low, high = (float(x) if x else None for x in span.split(".."))
         words, _, absent = words.format(**_COMMON).partition(" Absent: ")
         about, _, assumes = words.partition(" Assumes: ")
-        found[name] = Definition(title, unit, about, assumes, (low, high), absent or Definition.absent)
+        reason = absent or "No text gave this number."
+        found[name] = HeadMeasure(title, unit, about, assumes, None, reason=reason, span=(low, high))
     return found
 
 

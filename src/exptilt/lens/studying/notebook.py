@@ -10,11 +10,6 @@ if TYPE_CHECKING:
     from exptilt.lens.studying.results import HeadDetail, Study
 
 
-def shape(study: "Study") -> tuple[int, int]:
-    """Number of layers, and of heads per layer; (0, 0) if no measure has a value."""
-    return next((m.value.shape for m in study.heads.values() if m.value is not None), (0, 0))
-
-
 def some_heads(members: np.ndarray) -> str:
     """Names of the first eight heads that are True in ``(layer, head)``, and how many more there are."""
     names = [f"L{layer}H{head}" for layer, head in np.argwhere(members)]
@@ -23,7 +18,7 @@ def some_heads(members: np.ndarray) -> str:
 
 def in_short(study: "Study") -> str:
     """Name, size and number of tokens of a study, in one line."""
-    layers, heads = shape(study)
+    layers, heads = study.shape
     tokens = study.text_facts.get("tokens", "?")
     return f"{study.name}: {layers} layers of {heads} heads, {tokens} tokens"
 

@@ -195,6 +195,11 @@ class Study:
         return notebook.of_study(self)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Number of layers, and of heads per layer; (0, 0) if no measure has a value."""
+        return next((m.value.shape for m in self.heads.values() if m.value is not None), (0, 0))
+
+    @property
     def kinds(self) -> dict[str, HeadKind]:
         """Kinds of heads by name, each with its rule, its numbers and its members; see `HeadKind`."""
         return kinds(self.heads, picture=self.picture is not None and self.picture.kind == "picture")
@@ -236,7 +241,7 @@ class Study:
         """A pandas DataFrame, one row per layer and head: every head measure, its error and baseline."""
         import pandas as pd
 
-        layers, heads = notebook.shape(self)
+        layers, heads = self.shape
         columns: dict[str, Any] = {
             "layer": np.repeat(np.arange(layers), heads),
             "head": np.tile(np.arange(heads), layers),

@@ -11,7 +11,6 @@ import math
 import os
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,16 +22,14 @@ from torch import nn
 from exptilt._support.checks import whole
 from exptilt._support.errors import ArgumentError
 from exptilt._support.progress import track
-from exptilt.distributed.group import Group, Members
 from exptilt.lens.inputs import media
 from exptilt.lens.inputs.texts import Chunk, Facts, Reading, read_texts, vocabulary
 from exptilt.lens.questions.canonical_link import measure_weights
 from exptilt.lens.studying import summary
-from exptilt.lens.studying.checkpoints import Checkpoint, Moment, moments
+from exptilt.lens.studying.checkpoints import Checkpoint, Source, load, moments
 from exptilt.lens.studying.definitions import HEADS
 from exptilt.lens.studying.one_text import Options, measure_pieces, measure_repeats, measure_unit
 from exptilt.lens.studying.results import Study, Training
-from exptilt.lens.studying.spread import Turns
 from exptilt.lens.studying.store import Store, Unit, fingerprint
 from exptilt.lens.watching.modules import evaluating
 from exptilt.lens.watching.watch import NothingSeenError
@@ -57,19 +54,17 @@ def study(
     seed: int = 0,
     store: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
-    group: Group = None,
 ) -> Study:
     """Measure every head and layer of a transformer on texts.
 
     The model is run on its own device, in eval mode, one chunk of text at a time, and left as it was found.
 
     Args:
-        model: a transformers model that reads tokens, pictures or sounds; of one that reads sounds and writes
-            text, the encoder is studied.
-        tokenizer: its tokenizer, image processor or feature extractor.
+        model: a transformers model that reads tokens or pictures.
+        tokenizer: its tokenizer or image processor.
         texts: one text, several, or several by name; longer ones than the context are cut. For a model that
-            reads pictures or sounds, those instead: paths of files (`pathlib.Path`), arrays, or tensors as
-            the model takes them, for which the tokenizer may be None.
+            reads pictures, those instead: paths of files (`pathlib.Path`), arrays, or tensors as the model
+            takes them, for which the tokenizer may be None.
         name: of the model, for the report; by default what the model was loaded from.
         checkpoints: the same model in training: folders, functions that return a model, or pairs of a step
             and either.
@@ -79,9 +74,6 @@ def study(
         store: folder where finished parts are kept: an interrupted study resumes there, a repeated one is
             instant.
         progress: whether to show a bar with time left; None shows it if standard error is a terminal.
-        group: processes that share the work (`torch.distributed.group.WORLD` for all), each with the same
-            model and texts; all get the study that one would have made. With a store that all of them see,
-            processes that were started again resume. None for this process by itself.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -103,7 +95,6 @@ def study(
         raise ArgumentError(
             f"study: model is a {kind}. Pass a transformers model, such as AutoModel.from_pretrained gives."
         )
-    model = media.reader(model)
     for label, most in (("chunk", chunk), ("max_tokens", max_tokens)):
         if most is not None:
             whole("study", label, most, least=2, otherwise=" tokens, or None")
@@ -116,7 +107,7 @@ def study(
         moments(checkpoints),
         chunks,
         Options(seed=seed, sample=sample, strip=strip),
-        Store(store) if group is None else Turns(store, Members("study", group)),
+        Store(store),
         {"repeats": (measure_repeats, _repeated(given, seed)), "pieces": (measure_pieces, given.pieces)},
     )
     units, weights = plan.run(progress)
@@ -142,9 +133,8 @@ def study(
 
 
 def read(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None, chunk: int = CHUNK) -> Reading:
-    """The texts, pictures or sounds as the chunks that a study of this model reads."""
-    reads = getattr(model, "main_input_name", "input_ids")
-    how = media.read if reads in media.READS else read_texts
+    """The texts or pictures as the chunks that a study of this model reads."""
+    how = media.read if getattr(model, "main_input_name", "") == media.READS else read_texts
     with evaluating(model):
         return how(model, tokenizer, texts, chunk, max_tokens)
 
@@ -154,7 +144,7 @@ class _Plan:
     """The work of a study, unit by unit."""
 
     model: nn.Module
-    series: list[Moment]
+    series: list[tuple[float, Source]]
     chunks: list[Chunk]
     options: Options
     store: Store
@@ -172,9 +162,8 @@ class _Plan:
     def run(self, progress: bool | None) -> tuple[list[Unit], Mapping[str, Any]]:
         """Measure everything; returns the units and the weights' measures of the model itself."""
         total = len(self.chunks) + 3 + len(self.series) * (len(self.few) + 3)
-        with self.store.shared() if isinstance(self.store, Turns) else nullcontext():
-            for _ in track(self._steps(), "studying", total=total, show=progress):
-                pass
+        for _ in track(self._steps(), "studying", total=total, show=progress):
+            pass
         return self.found[0][1], self.found[0][2]
 
     def _steps(self) -> Iterator[None]:
@@ -182,9 +171,9 @@ class _Plan:
         layout = self.chunks[0].layout
         size = SHORT_STRIP if layout is None else layout.coarse.tokens
         fits = size**2 * _head_total(self.model) * len(self.series) <= STRIP_WEIGHTS
-        for moment in self.series:
+        for step, source in self.series:
             brief = replace(self.options, details=False, strip=size if fits else 0)
-            yield from self._one(moment.step, media.reader(moment.load(self.model)), self.few, brief)
+            yield from self._one(step, load(source, step, self.model), self.few, brief)
 
     def _one(self, step: float, model: nn.Module, chunks: list[Chunk], options: Options) -> Iterator[None]:
         mark = fingerprint(model)
@@ -207,7 +196,7 @@ class _Plan:
                 units.append(self.store.get({**key, "options": asdict(options)}, measure))
                 options = replace(options, strip=0)  # only the first chunk has a strip
                 yield
-        self.found.append((step, units, ChainMap(*parts)))  # other processes' units are filled at the end
+        self.found.append((step, units, ChainMap(*parts)))
 
     def training(self) -> Training:
         """Loss and measures over the checkpoints."""

@@ -9,6 +9,7 @@ the usual error of a weighted mean of n independent units; for n = 1 it is not k
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from exptilt.lens.questions.hidden_states import cloud, holm
-from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES, Definition
+from exptilt.lens.studying.definitions import BLOCKS, HEADS, PLACES
 from exptilt.lens.studying.one_text import HISTOGRAMS, TOKENS
 from exptilt.lens.studying.results import Array, HeadDetail, HeadMeasure, Histogram, LayerMeasure, TokenMass
 from exptilt.lens.studying.store import Unit
@@ -61,11 +62,10 @@ def head_measures(units: Sequence[Unit], weights: Mapping[str, Any]) -> dict[str
             baseline = weights.get(f"head:{name}_baseline")
         if baseline is not None and np.isnan(baseline).all():
             baseline = None
-        text = (words.title, words.unit, words.about, words.assumes)
-        if np.isnan(value).all():
-            found[name] = HeadMeasure(*text, None, reason=words.absent, span=words.span)
-        else:
-            found[name] = HeadMeasure(*text, value, error, "", baseline, words.span)
+        known = not np.isnan(value).all()
+        found[name] = (
+            replace(words, value=value, error=error, baseline=baseline, reason="") if known else words
+        )
     return found
 
 
@@ -89,10 +89,10 @@ def layer_measures(units: Sequence[Unit]) -> dict[str, LayerMeasure]:
     }
 
 
-def _layer(words: Definition, places: list[str], value: Array, error: Array | None) -> LayerMeasure:
+def _layer(words: HeadMeasure, places: list[str], value: Array, error: Array | None) -> LayerMeasure:
     text = (words.title, words.unit, words.about, words.assumes)
     if value.size == 0 or np.isnan(value).all():
-        return LayerMeasure(*text, None, places, reason=words.absent)
+        return LayerMeasure(*text, None, places, reason=words.reason)
     if value.ndim == 2:  # drop the components that no place has
         value = value[:, : int((~np.isnan(value)).sum(1).max())]
     return LayerMeasure(*text, value, places, error)

@@ -155,7 +155,7 @@ def clip_qk_(model: nn.Module, record: Record, threshold: float) -> list[Clipped
             plan.append((reading, weights, factor))
     changed, record.spent = [], bool(plan)
     for reading, weights, factor in plan:
-        alone = weights.key_heads == weights.query[0].heads
+        alone = weights.key[0].heads == weights.query[0].heads
         for rows in weights.query:
             rows.of(reading.head).mul_(factor ** (rows.power or (0.5 if alone else 1.0)))
         for rows in weights.key if alone else []:

@@ -7,14 +7,12 @@ A head's scores are s = scale · ⟨W_q x, W_k y⟩ up to a rotation, so they sc
                              q and k, q_lin and k_lin
     one map, [q | k | v]     GPT-2's c_attn (columns), Phi-3's qkv_proj, torch's in_proj_weight
     one map, [q k v] a head  GPT-NeoX's query_key_value
-    norms after the maps     OLMo 2: a norm over all heads together, whose weight then scales them one by one
     latent attention (MLA)   DeepSeek V2 and V3, Kimi K2: queries and keys of two parts, ⟨q₁, k₁⟩ + ⟨q₂, k₂⟩,
                              where k₁ is a head's own and k₂, with its rotary positions, one for all heads: q₁
                              and k₁ are scaled by √γ, q₂ by γ. The norms of its latent states come before
                              these weights
 
-Anything else raises, for example norms of each head with one weight shared by all heads (Qwen 3, Gemma 3),
-after which no weight belongs to one head alone.
+Anything else raises, for example norms after the maps (Qwen 3, Gemma 3, OLMo 2), which already bound scores.
 """
 
 from collections.abc import Iterator
@@ -26,8 +24,6 @@ from torch import Tensor, nn
 from exptilt._support.errors import ArgumentError
 
 _PAIRS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"))
-# Norms over all heads of a layer that multiply by their weight at the end.
-_WIDE_NORMS = {"OlmoeRMSNorm", "Olmo2RMSNorm", "Olmo3RMSNorm"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,6 @@ class Projections:
 
     query: list[Rows]
     key: list[Rows]
-
-    @property
-    def key_heads(self) -> int:
-        """Number of key heads."""
-        return self.key[0].heads
 
 
 @dataclass(frozen=True)
@@ -137,26 +128,6 @@ class _Finder:
             [replace(rows, dim=own, power=0.5) for rows in key],
         )
 
-    def wide_norms(self, norms: dict[str, nn.Module]) -> Projections:
-        """Weights of norms over all heads together; they, not the maps, set the size of queries and keys."""
-        found = []
-        for attribute in ("q_norm", "k_norm"):
-            weight = getattr(norms.get(attribute), "weight", None)
-            wide = len(norms) == 2 and type(norms.get(attribute)).__name__ in _WIDE_NORMS
-            if not wide or not isinstance(weight, Tensor) or weight.dim() != 1:
-                self.refuse(
-                    f"normalises queries or keys ({' and '.join(norms)}) after their weights, with what all "
-                    "heads share: no weight scales the scores of one head alone. The norm already bounds "
-                    "them; lower its weight instead."
-                )
-            found.append(weight)
-        query, key = found
-        if query.numel() != self.heads * self.dim:
-            self.unknown(f"a norm of {query.numel()} numbers")
-        pieces = (0, 0, self.dim, self.dim)
-        key_heads = self.key_heads(key.numel())
-        return Projections([Rows(query, *pieces, self.heads)], [Rows(key, *pieces, key_heads)])
-
     def pair(self, q: str, k: str) -> Projections:
         """Projections made by two linear maps, `q` for the queries and `k` for the keys."""
         if self.length(q) != self.heads * self.dim:
@@ -198,7 +169,10 @@ class _Finder:
         }
         norms.pop("LayerNorm", None)  # ALBERT's, which acts on the output of its attention module
         if norms:
-            return self.wide_norms(norms)
+            self.refuse(
+                f"normalises queries or keys ({' and '.join(norms)}) after their weights, which then do not "
+                "scale scores. The norm already bounds them; lower its weight instead."
+            )
         for q, k in _PAIRS:
             if all(isinstance(getattr(module, name, None), nn.Module) for name in (q, k)):
                 return self.pair(q, k)

@@ -83,27 +83,13 @@ def _caller(model: Intercepted) -> tuple[nn.Module | None, bool]:
 def _with_inner(inner: Callable[..., Tensor]) -> Callable[..., Any]:
     """`multi_head_attention_forward` that calls `inner` in place of `scaled_dot_product_attention`."""
     original = F.multi_head_attention_forward
-    replaced = {
-        "scaled_dot_product_attention": inner,
-        "has_torch_function": lambda _: False,
-        "_in_projection_packed": partial(_packed, original.__globals__["_in_projection_packed"]),
-    }
+    replaced = {"scaled_dot_product_attention": inner, "has_torch_function": lambda _: False}
     names = {**original.__globals__, **replaced}
     copy = FunctionType(
         original.__code__, names, original.__name__, original.__defaults__, original.__closure__
     )
     copy.__kwdefaults__ = original.__kwdefaults__
     return copy
-
-
-def _packed(
-    own: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None
-) -> Any:
-    """Torch's `own` projection of queries, keys and values, with one gradient in place of three padded."""
-    if q is not k or k is not v:
-        return own(q, k, v, w, b)
-    projected: Tensor = F.linear(q, w, b).unflatten(-1, (3, q.shape[-1])).movedim(-2, 0).contiguous()
-    return projected.unbind(0)
 
 
 def _attention(

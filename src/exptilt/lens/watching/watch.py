@@ -24,7 +24,6 @@ from exptilt.lens.watching.call import AttentionCall, Intercepted, Request
 from exptilt.lens.watching.interception import Interception
 from exptilt.lens.watching.record import Record, Waiting
 from exptilt.lens.watching.transformers_hook import uncast
-from exptilt.lens.watching.verification import Verification
 from exptilt.tilting import AttentionResult, attend
 
 _KNOWN = (
@@ -48,7 +47,6 @@ class Wanted:
     keep_graph: bool = False
     check: bool | None = None
     softmax: bool = False
-    verify: bool = False
     edit: Callable[[AttentionCall], Tensor | None] | None = None
 
 
@@ -63,7 +61,6 @@ class Watch:
         self.intercepted.edit = None if wanted.edit is None else self._edited
         self.modules = self.intercepted.modules
         self._interception = Interception(self.intercepted)
-        self._verification = Verification(self._interception) if wanted.verify else None
         self._steps: dict[int, int] = {}  # calls so far by layer
         self._seen: set[nn.Module | None] = set()
         self._changed = False  # whether `edit` has changed a call
@@ -74,14 +71,10 @@ class Watch:
     @never_compiled
     def __enter__(self) -> "Watch":
         self._interception.__enter__()
-        if self._verification is not None:
-            self._verification.attach()
         return self
 
     @never_compiled
     def __exit__(self, *raised: Any) -> None:
-        if self._verification is not None:
-            self._verification.detach()
         self.record.settle()
         self._interception.__exit__(*raised)
         if raised[0] is None:
@@ -183,8 +176,6 @@ class Watch:
             self.intercepted.outer.note(r, tilted)
         if r.module is not None and r.module not in self.modules:
             return  # a module of another model that shares its configuration, or belongs to the outer watch
-        if self._verification is not None and self._verification.under_way:
-            return
         wanted, visible = self.wanted, r.visible
         if r.kind == "self":
             self.intercepted.real_query = visible.real_query
@@ -222,7 +213,6 @@ def watch(
     keep_graph: bool = False,
     check: bool | None = None,
     softmax: bool = False,
-    verify: bool = False,
     edit: Callable[[AttentionCall], Tensor | None] | None = None,
 ) -> Watch:
     """Watch a model's attention while it runs; outputs stay the same up to rounding, and memory is O(n).
@@ -239,8 +229,6 @@ def watch(
             run as it does unwatched.
         softmax: also take attention from a softmax over a matrix of scores, for models that write it out.
             This is the slow way: the model has made all n×n scores, and they are read once more.
-        verify: run the first call of the model both ways, watched and not, in eval mode; raise if the outputs
-            differ by more than rounding.
         edit: called with an `AttentionCall`; the output ``(batch, heads, query, dim)`` that it returns takes
             the place of the call's own, None leaves it. Ready-made ones are in `lens.edits`.
 
@@ -259,8 +247,4 @@ def watch(
         raise ArgumentError(
             f"watch: model is a {type(model).__name__}. Pass a torch.nn.Module, such as a transformers model."
         )
-    if verify and edit is not None:
-        raise ArgumentError(
-            "watch: verify compares with the model as it is; leave it out together with edit."
-        )
-    return Watch(model, Wanted(per_token, key_mass, observe, keep_graph, check, softmax, verify, edit))
+    return Watch(model, Wanted(per_token, key_mass, observe, keep_graph, check, softmax, edit))

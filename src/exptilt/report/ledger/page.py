@@ -15,7 +15,7 @@ from exptilt.claims.ledger import GROUPS, MODEL
 from exptilt.claims.models.questions import ASKED, columns, predictions
 from exptilt.report import figures
 from exptilt.report.formulas import set_formula
-from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render, side_by_side
+from exptilt.report.page import LEDGER, REPORT, Page, Table, number, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ OBSERVED = (*ASKED, "F4", "F5")
 def write_ledger(found: Sequence[Evidence], folder: str | os.PathLike[str]) -> Path:
     """Write `index.html` and `claims.json` into `folder`, both or none.
 
-    If `folder` holds the report of a model, the page is `claims.html`, and the two pages link to each other.
+    If `folder` holds the report of a model, the page is `claims.html`.
 
     Args:
         found: the evidence, one for each claim; a claim run on several models comes several times.
@@ -49,10 +49,8 @@ def write_ledger(found: Sequence[Evidence], folder: str | os.PathLike[str]) -> P
     if not found:
         raise ArgumentError("write_ledger: there is no evidence. Pass what xt.claims.run gives.")
     texts = {"claims.json": "[\n" + ",\n".join(each.to_json() for each in found) + "\n]\n"}
-    pages, report = {REPORT: text(found)}, Path(folder) / REPORT
-    if report.is_file() and (report.parent / "study.json").is_file():
-        pages = side_by_side({REPORT: report.read_text("utf-8"), LEDGER: pages[REPORT]})
-    return write_together(folder, texts | pages)[-1]
+    name = LEDGER if (Path(folder) / "study.json").is_file() else REPORT
+    return write_together(folder, texts | {name: text(found)})[-1]
 
 
 def text(found: Sequence[Evidence]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from exptilt.lens import Study, compare
 from exptilt.lens.studying.compare import most_different
 from exptilt.report.page import Cell, Table
-from exptilt.report.study.sentences import head_name, number, shape, with_error
+from exptilt.report.study.sentences import head_name, number, with_error
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Against:
 def page_part(study: Study, other: Study) -> Against:
     """Sentences and table on the differences of two studies, the first minus the second."""
     found = compare(study, other)
-    same = shape(study) == shape(other)
+    same = study.shape == other.shape
     told = []
     for name, layer, head in most_different(study, other):
         d = found[name]
@@ -47,7 +47,7 @@ def page_part(study: Study, other: Study) -> Against:
         "Errors are taken over texts, as if the two models had read different texts; – where there are none."
     )
     header = ("statistic", study.name, other.name, "difference", *(["heads that differ"] if sure else []))
-    layers, heads = shape(other)
+    layers, heads = other.shape
     lead = (
         "both have the same heads; the most certain differences come first."
         if same

@@ -35,7 +35,6 @@ from exptilt.report.study.sentences import (
     number,
     percent,
     place_of,
-    shape,
     summary,
     told,
     with_error,
@@ -111,7 +110,7 @@ def _against(study: Study, other: Study) -> Finding:
     if apart is None or apart.value is None or found is None:
         part = page_part(study, other)
         if not part.findings:
-            same = shape(study) == shape(other)
+            same = study.shape == other.shape
             text = "No head differs by more than two standard errors." if same else part.lead
             return Finding(text[0].upper() + text[1:], 0.0, None, "", title)
         name, layer, head = most_different(study, other, 1)[0]

@@ -19,7 +19,7 @@ from exptilt.claims import every as every_claim
 from exptilt.lens import Study
 from exptilt.lens.studying.notebook import some_heads
 from exptilt.lens.studying.results import HeadMeasure, LayerMeasure
-from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render, side_by_side
+from exptilt.report.page import LEDGER, REPORT, Cell, Page, Table, number, render
 from exptilt.report.study import comparison, sentences
 from exptilt.report.study.findings import cautions
 from exptilt.report.study.findings import findings as stands_out
@@ -41,7 +41,7 @@ def write(
 ) -> Path:
     """Write `index.html`, `heads.csv` and `study.json` into `folder`: all of them, or none if anything fails.
 
-    If `folder` holds a ledger, its page is kept as `claims.html`, and the two pages link to each other.
+    If `folder` holds a ledger, its page is kept as `claims.html`.
 
     Args:
         study: the study to show.
@@ -59,10 +59,9 @@ def write(
     texts = {"heads.csv": table, "study.json": study.to_json()}
     texts |= {} if against is None else {"against.json": against.to_json()}
     pages, place = {REPORT: render_study(study, against, beside)}, Path(folder)
-    if (place / "claims.json").is_file():  # a ledger lies here, as index.html if it was written first
-        ledger = place / (LEDGER if (place / "study.json").is_file() else REPORT)
-        if ledger.is_file():
-            pages = side_by_side({LEDGER: ledger.read_text("utf-8"), **pages})
+    ledger = place / REPORT
+    if (place / "claims.json").is_file() and not (place / "study.json").is_file() and ledger.is_file():
+        pages = {LEDGER: ledger.read_text("utf-8"), **pages}
     return write_together(folder, texts | pages)[-1]
 
 
@@ -96,7 +95,7 @@ def render_study(study: Study, against: Study | None = None, beside: str | None 
 
 def lead(study: Study) -> str:
     """One sentence on what the page is about."""
-    layers, heads = sentences.shape(study)
+    layers, heads = study.shape
     steps = 0 if study.training is None else len(study.training.steps)
     over = f", and how that changed over {steps} checkpoints of its training" if steps else ""
     return f"What the {layers * heads} attention heads of this model look at{over}."
@@ -116,7 +115,7 @@ def fact(value: str | int | float) -> str:
 
 def chips(study: Study) -> list[str]:
     """The model and the text in a few words each."""
-    layers, heads = sentences.shape(study)
+    layers, heads = study.shape
     found = [str(study.facts["architecture"])] if "architecture" in study.facts else []
     found.append(f"{layers} layers × {heads} heads")
     if "parameters" in study.facts:
@@ -165,7 +164,7 @@ def heads_table(study: Study) -> Table:
     shown = [(named(measure), measure.value) for measure in study.heads.values() if measure.value is not None]
     kinds = study.kinds.items()
     rows: list[list[Cell]] = []
-    for place in np.ndindex(*sentences.shape(study)):
+    for place in np.ndindex(*study.shape):
         of = [", ".join(name for name, kind in kinds if kind.members[place])] if kinds else []
         rows.append([f"L{place[0]}H{place[1]}", *(float(value[place]) for _, value in shown), *of])
     note = "L0H0 is layer 0, head 0. Standard errors and baselines are in heads.csv beside this page."
@@ -245,7 +244,7 @@ def text(study: Study, against: Study | None = None) -> str:
         low, high = (f"{sentences.number(float(measure.value[k]))} (L{k[0]}H{k[1]})" for k in found[:2])
         lines.append((named(measure), low, sentences.number(found[2]), high))
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    layers, heads = sentences.shape(study)
+    layers, heads = study.shape
     told = [f"{plain(study.name)}: {layers} layers of {heads} heads", ""]
     told += [*(f"Careful: {caution}" for caution in cautions(study)), *([""] if cautions(study) else [])]
     told += [*(f"* {finding.text}" for finding in stands_out(study, against)), ""]

@@ -28,10 +28,10 @@ def payload(study: Study, against: Study | None = None) -> dict[str, Any]:
     """All that the scripts need, as JSON values; `against` is a study to compare this one with."""
     size = strip_size(study)
     first = next((f.anchor for f in stands_out(study, against) if f.place is not None), "")
-    if against is not None and sentences.shape(study) != sentences.shape(against):
+    if against is not None and study.shape != against.shape:
         against = None  # its heads cannot be compared
     return {
-        "shape": sentences.shape(study),
+        "shape": study.shape,
         "first": first,
         "names": list(study.layer_names),
         "kinds": [

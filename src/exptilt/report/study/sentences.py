@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exptilt.lens import Study
-from exptilt.lens.studying.notebook import shape as shape
 from exptilt.lens.studying.results import HeadDetail, HeadMeasure, LayerMeasure
 from exptilt.report.tokens import visible
 
