@@ -57,13 +57,11 @@ def gather(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group 
     choice("gather", "order", order, ORDERS)
     size = torch.tensor([x.shape[dim]], device=x.device)
     sizes = tuple(int(n) for n in members.collect(size, "gather"))
-    rows = x.detach().movedim(dim, 0)
-    padded = torch.cat([rows, rows.new_zeros(max(sizes) - rows.shape[0], *rows.shape[1:])])
-    found = [part[:n] for part, n in zip(members.collect(padded, "gather"), sizes, strict=True)]
+    found = torch.cat(members.rows(x.movedim(dim, 0).flatten(1), sizes, "gather"))
     place = torch.cat([positions(sizes, rank, order, x.device) for rank in range(members.count)])
-    whole = torch.empty_like(torch.cat(found))
-    whole[place] = torch.cat(found)
-    return whole.movedim(0, dim)
+    whole = torch.empty_like(found)
+    whole[place] = found
+    return whole.unflatten(1, x.movedim(dim, 0).shape[1:]).movedim(0, dim)
 
 
 def parts(length: int, count: int, order: str, caller: str) -> tuple[int, ...]:
