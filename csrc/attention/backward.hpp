@@ -251,7 +251,7 @@ template <class T> class Backward {
     Late& own = late[r];
     if (f.Dv == 0) fill(b + l, n, T(0)), own.met = own.met_dot = 0;
     const bool all_here = place.lo >= j0 && place.hi <= j0 + f.tile_keys;
-    const bool alone = f.whole_output && f.Dv > 0 && all_here;
+    const bool alone = f.Dv > 0 && all_here;
     const T shift = f.known<T>(SHIFT, row), inverse = f.known<T>(INVERSE, row);
     // where all keys are here, <ō,o> comes from the very terms that it is subtracted from
     const T met = alone ? mean_of(s + l, b + l, n, shift, inverse) : own.met;

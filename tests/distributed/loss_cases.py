@@ -139,7 +139,7 @@ def twice(label, loss, x, y, sizes):
 
 
 def small_messages(head, h, W, target, x, y):
-    """To agree costs one exchange of 24 bytes, whatever there is to agree on; info_nce has one more for NaN."""
+    """To agree costs one exchange of 24 bytes, whatever is compared; info_nce has one more for NaN."""
     sent, collect = [], Members.collect
 
     def counted(self, tensor, caller):

@@ -41,7 +41,7 @@ def stack(x: Tensor, members: Members) -> Tensor:
 
 
 def every(members: Members, sizes: tuple[int, ...], *rows: Tensor | None) -> list[Tensor | None]:
-    """The rows (axis −2) of all processes, in their order, `sizes` of them each; gradients go back, summed."""
+    """The rows (axis −2) of all processes, `sizes` of them each; gradients are summed and go back."""
     return _mapped("every", members, rows, sizes)
 
 

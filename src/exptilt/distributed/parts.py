@@ -1,7 +1,7 @@
 r"""The two ways in which processes share the keys of a call.
 
-**Common queries.** Every process sweeps its own keys for all queries; the results of all are exchanged, Dv + 8
-numbers a query and process, and each process merges them (``tilting/result.py``).
+**Common queries.** Every process sweeps its own keys for all queries; the results of all are exchanged, Dv +
+8 numbers a query and process, and each process merges them (``tilting/result.py``).
 
 **Sharded queries.** Keys and values are gathered, and every process sweeps all of them for its own queries. A
 process then holds all keys of one call, but only its own queries, results and gradients; with causality a
@@ -166,7 +166,7 @@ def sharded(
     t = t._replace(key=key, value=value, log_weight=None if weight is None else weight[..., 0])
     call = replace(call, inputs=t)
     found, mass = [], None
-    own, rank = positions(sizes, members.rank, order), members.rank
+    own = positions(sizes, members.rank, order)
     Q, L = t.query.shape[-2], sum(sizes)
     count = 2 if order == "zigzag" else 1
     for rows in (slice(i * Q // count, (i + 1) * Q // count) for i in range(count)):

@@ -35,7 +35,7 @@ from exptilt.tilting.backends.layout import (
     tuning,
     zeros,
 )
-from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, has_full_bias, wide_dtype
+from exptilt.tilting.problem import WIDE, Gradients, Inputs, InputTangents, Needs
 from exptilt.tilting.score_rule import ScoreRule
 
 
@@ -47,7 +47,7 @@ def _vectors(x: Tensor) -> Tensor:
 def _canonical(t: Inputs) -> Inputs:
     """The tensors as sweeps read them: contiguous vectors, bias and weights of the dtype of sums, no sink."""
     query, key, value, bias, weight, _, mask, _ = t
-    wide = wide_dtype(query.dtype)
+    wide = WIDE[query.dtype]
     if bias is not None and bias.dtype != wide:
         bias = bias.to(wide)
     if weight is not None:
@@ -83,7 +83,7 @@ def forward_layout(t: Inputs, rule: ScoreRule) -> Layout | None:
     """The layout of a forward sweep over these tensors; None if one of them has to be converted first."""
     read = _canonical(t)
     unchanged = all(x is y for x, y in zip(read[:4], t[:4], strict=True))
-    same_weight = t.log_weight is None or t.log_weight.dtype == wide_dtype(t.query.dtype)
+    same_weight = t.log_weight is None or t.log_weight.dtype == WIDE[t.query.dtype]
     return _layout("forward", read, rule) if unchanged and same_weight else None
 
 
@@ -275,7 +275,6 @@ def _backward(
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
     lines: Tensor | None = None,
-    whole: bool = True,
 ) -> Gradients | None:
     """The backward sweep; with `lines` the joint sweep, which writes tangents to `lines` and `output_dot`.
 
@@ -283,14 +282,12 @@ def _backward(
     """
     p, f, _kept = _begin("gradient" if dots is None else "second", t, rule)
     filling = _Filling(p, f)
-    full_bias = needs.bias and has_full_bias(t)
-    f.whole_output = int(whole)
     f.need_query, f.need_key, f.need_value = needs.query, needs.key, needs.value
-    bias_axes: tuple[int, ...] = tuple(t.bias.shape[:-2]) if full_bias and t.bias is not None else ()
+    bias_axes: tuple[int, ...] = tuple(t.bias.shape[:-2]) if needs.bias and t.bias is not None else ()
     order, bounds = _owners(p.lead, p.key_heads, bias_axes)
     f.order, f.bounds = order.ctypes.data, bounds.ctypes.data
     owners, key_tiles, row_tiles = len(bounds) - 1, p.key_tiles(f), p.row_tiles(f)
-    p.divide(f, owners, full_bias)
+    p.divide(f, owners, needs.bias)
     # Where a block's packed keys do not fit on the shelves, each tile of them is packed once, and the rows
     # come to it.
     f.keys_outside = int(not f.thin and row_tiles > 1 and f.shelf_slots < over(key_tiles, f.key_parts))
@@ -321,7 +318,7 @@ def _backward(
     columns = made(needs.columns, "column_sum", torch.float64, f.row_parts, *p.lead, p.heads, p.K)
     row_sum = made(needs.rows, "row_sum", torch.float64, f.key_parts, *p.shape)
     bias = none
-    if full_bias and t.bias is not None:
+    if needs.bias and t.bias is not None:
         bias = zeros(tuple(t.bias.shape), p.dtype)
         table, address = table_of(p.lead, p.heads, bias.shape, bias.stride())
         filling.kept.append(table)
@@ -360,16 +357,14 @@ def gradient(
     needs: Needs,
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
-    whole: bool = True,
 ) -> Gradients:
     """Gradients from a cotangent of the output, or of its tangent `output_dot` if `dots` are given.
 
-    rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1. With `whole`
-    False, t has only some of the keys that output and rows belong to.
+    rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1.
     """
     if needs.mass:
         return _mass(t, rule, rows)
-    found: Any = _backward(t, rule, cotangent, output, rows, needs, dots, output_dot, whole=whole)
+    found: Any = _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)
     return found  # type: ignore[no-any-return]
 
 
@@ -387,7 +382,7 @@ def joint(
     All come from one sweep; None where it cannot run. rows (7, *lead, Hq, Q): as in `gradient`, then the
     variance.
     """
-    dtype = wide_dtype(t.query.dtype)
+    dtype = WIDE[t.query.dtype]
     moved, lines = zeros(tuple(output.shape), dtype), zeros((3, *output.shape[:-1]), dtype)
     found = _backward(t, rule, cotangent, output, rows, needs, dots, moved, lines)
     return None if found is None else (moved, lines, found)

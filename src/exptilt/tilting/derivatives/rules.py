@@ -43,6 +43,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -51,21 +52,48 @@ from torch.autograd import Function
 
 from exptilt._support.transforms import (
     apply,
+    as_batch,
     derivatives_wanted,
     forward_derivatives,
     in_batches,
     in_transform,
+    is_batch,
     is_concrete,
     is_wrapped,
+    without_batch,
     without_tangent,
 )
 from exptilt.tilting.backends import dispatch
-from exptilt.tilting.backends.dispatch import refuse_higher, registered
 from exptilt.tilting.derivatives import higher, identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
-from exptilt.tilting.derivatives.layout import Layout
-from exptilt.tilting.derivatives.vmap import fold, fold_batches
 from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics, Settings
+
+
+class Layout:
+    """The order of an autograd function's flat arguments: named groups (NamedTuples), then one `Settings`."""
+
+    def __init__(self, **groups: Any):
+        self.groups: dict[str, Any] = groups
+        ends = list(accumulate(len(group._fields) for group in groups.values()))
+        self.slices = {name: slice(a, b) for name, a, b in zip(groups, [0, *ends], ends, strict=False)}
+        self.count = ends[-1]
+
+    def flat(self, settings: Any, **groups: Any) -> tuple[Any, ...]:
+        """The flat arguments: the members of all groups, then the settings."""
+        return (*(x for name in self.groups for x in groups[name]), settings)
+
+    def read(self, arguments: Any) -> dict[str, Any]:
+        """The groups, from arguments or saved tensors, by name."""
+        return {name: self.groups[name](*arguments[part]) for name, part in self.slices.items()}
+
+    def gradients(self, **groups: Any) -> tuple[Tensor | None, ...]:
+        """Return value of a backward rule: the given groups' gradients, None for all other arguments."""
+        result: list[Tensor | None] = [None] * (self.count + 1)
+        for name, values in groups.items():
+            start = self.slices[name].start
+            result[start : start + len(values)] = values
+        return tuple(result)
+
 
 ATTEND = Layout(inputs=Inputs)
 TANGENT = Layout(inputs=Inputs, dots=InputTangents, stats=Statistics)
@@ -111,6 +139,37 @@ def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
     return tracked
 
 
+def fold(function: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
+    """The `vmap` rule of these functions: mapped axes become a batch axis in front; the rest is expanded."""
+
+    def mapped(x: Any, dim: int | None) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+    results = function.apply(*(mapped(x, dim) for x, dim in zip(arguments, in_dims, strict=True)))
+    # () stands for what is not needed
+    made = tuple(x if x.dim() else x.expand(info.batch_size) for x in results)
+    return made, (0,) * len(made)
+
+
+def fold_batches(forward: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """A forward rule that takes batches of ``grad(is_grads_batched=True)`` too, which ask no `vmap` rule."""
+
+    @wraps(forward)
+    def folded(*arguments: Any) -> tuple[Tensor, ...]:
+        if not (level := in_batches()):
+            return forward(*arguments)
+        batch = next((x for x in arguments if isinstance(x, Tensor) and is_batch(x)), None)
+        if batch is None:
+            return forward(*arguments)
+        size = without_batch(batch, level, 1).shape[0]
+        plain = (without_batch(x, level, size) if isinstance(x, Tensor) else x for x in arguments)
+        return tuple(as_batch(x, level) if x.dim() else x for x in forward(*plain))
+
+    return folded
+
+
 def forward(t: Inputs, settings: Settings) -> tuple[Tensor, RowStatistics, Tensor | None, Tensor]:
     """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
@@ -129,7 +188,7 @@ class Attend(Function):
     @staticmethod
     @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        output, lines, shift, best = forward(Inputs(*ATTEND.part("inputs", arguments)), arguments[-1])
+        output, lines, shift, best = forward(Inputs(*arguments[:-1]), arguments[-1])
         return (
             output,
             *(x.clone() for x in lines),
@@ -149,8 +208,7 @@ class Attend(Function):
         o, G, entropy, mean, variance, at_maximum = bars[:6]
         found = InputTangents()
         if at_maximum is not None:
-            keys = registered(ctx.settings.backend) or identities
-            found = keys.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
+            found = identities.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
         if any(x is not None for x in (o, G, entropy, mean, variance)):
             G, mean = _sum(G, entropy), _sum(mean, None if entropy is None else -entropy)
             if o is None:  # nothing flows through the values: leave them out of the sweep
@@ -166,15 +224,11 @@ class Attend(Function):
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         t, stats, maximum, best = _saved_of_attend(saved)
         dots, settings = InputTangents(*tangents[: len(InputTangents._fields)]), ctx.settings
-        shared = registered(settings.backend)
-        if shared is None:
-            moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
-            # where one key has most of the weight, no sum is as near to Σ p ṡ as that key's ṡ
-            heavy = 2 * torch.exp(maximum - stats.shift) > stats.weight
-            stats = stats._replace(near=torch.where(heavy, moved, math.nan))
+        moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
+        # where one key has most of the weight, no sum is as near to Σ p ṡ as that key's ṡ
+        heavy = 2 * torch.exp(maximum - stats.shift) > stats.weight
+        stats = stats._replace(near=torch.where(heavy, moved, math.nan))
         o, G, gap, variance = apply(Tangent, *TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
-        if shared is not None:
-            moved = shared.maximum_tangent(t, dots, best, maximum, settings.rule)
         return o, G, -gap, G + gap, variance, moved, None, None, None, None
 
 
@@ -209,7 +263,7 @@ class Tangent(Function):
             o, G - gap, gap, variance
         )  # the gap's tangent is the mean's less the log-normalizer's
         primal = second(a["inputs"], bar, a["dots"], a["stats"], dot, ctx.settings, ctx.needs_input_grad)
-        wanted = TANGENT.part("dots", ctx.needs_input_grad)
+        wanted = ctx.needs_input_grad[TANGENT.slices["dots"]]
         linear = InputTangents()
         if any(wanted):
             linear = gradient(a["inputs"], bar, a["stats"], ctx.settings, wanted)
@@ -219,7 +273,6 @@ class Tangent(Function):
     @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        refuse_higher(ctx.settings.backend)
         return higher.push_tangent(TANGENT.read(saved), TANGENT.read(tangents), ctx.settings.rule)
 
 
@@ -289,7 +342,6 @@ class Second(Function):
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
-        refuse_higher(ctx.settings.backend)
         found = higher.pull_second(
             SECOND.read(ctx.saved_tensors), bars, ctx.settings.rule, ctx.settings.needs
         )
@@ -298,7 +350,6 @@ class Second(Function):
     @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        refuse_higher(ctx.settings.backend)
         return higher.push_second(
             SECOND.read(saved), SECOND.read(tangents), ctx.settings.rule, ctx.settings.needs
         )
@@ -375,7 +426,7 @@ def _joint(
     t: Inputs, bar: Cotangents, stats: Statistics, dots: InputTangents, settings: Settings, needs: Needs
 ) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
     """Results of `Tangent` and of `Second`, if the backend finds both in one sweep; else None and None."""
-    sweep = dispatch.joint_sweep(settings.backend) if t.sink is None and any(needs.flags()) else None
+    sweep = dispatch.joint_sweep(settings.backend) if t.sink is None and any(needs) else None
     tensors = [x for group in (t, bar, stats, dots) for x in group if x is not None]
     found = None
     if sweep is not None and is_concrete(*tensors) and dispatch.all_plain(tensors):
