@@ -113,43 +113,6 @@ def attend_agreed(
     return work.attend((query, key_shard, value_shard), False, None, every | options)
 
 
-def log_normalizer(
-    query: Tensor,
-    key_shard: Tensor,
-    *,
-    group: Group = None,
-    queries: str = "replicated",
-    scale: float | None = None,
-    log_weight: Tensor | None = None,
-    softcap: float | None = None,
-    backend: str | None = None,
-    check: bool = True,
-) -> Tensor:
-    r"""The log-normalizer G of each query over the keys of all processes: that of `attend`, without values.
-
-        G(q) = log Σ_r Σ_j e^{s_rj}
-
-    Args:
-        query: ``(..., Hq, Q, D)``.
-        key_shard: ``(..., Hkv, K, D)``, this process's keys.
-        group: the processes; None for all.
-        queries: "replicated" or "sharded", with the same gradients as in `attend`.
-        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
-        log_weight: ``(..., Hkv, K)``, of this process's keys.
-        softcap: c, for scores c·tanh(s/c).
-        backend: see `attend`.
-        check: see `attend`.
-
-    Returns:
-        ``(..., Hq, Q)``.
-    """
-    none = key_shard[..., :0] if isinstance(key_shard, Tensor) else key_shard
-    options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "softcap": softcap}
-    options |= {"group": group, "queries": queries, "backend": backend, "check": check}
-    found: AttentionResult = attend(query, key_shard, none, **options)
-    return found.log_normalizer
-
-
 @dataclass(frozen=True)
 class _Work:
     """How the processes share a call.
