@@ -67,14 +67,12 @@ class Settings:
         backend: name of the backend.
         check: whether a NaN or infinity that reaches a result raises an error.
         needs: of a backward sweep.
-        known: results of `Tangent` or `Second`, if they have been found already.
     """
 
     rule: "ScoreRule"
     backend: str
     check: bool = False
     needs: Needs | None = None
-    known: tuple[Tensor, ...] | None = None
 
 
 class Gradients(NamedTuple):

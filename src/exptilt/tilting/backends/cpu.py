@@ -20,7 +20,6 @@ from torch import Tensor
 
 from exptilt._support.threads import run_region
 from exptilt.tilting.backends.layout import (
-    FLUSH,
     STATISTIC_LINES,
     SUM_LINES,
     Array,
@@ -265,21 +264,22 @@ def heaviest(t: Inputs, rule: ScoreRule, rows: Tensor, count: int) -> tuple[Tens
     return places, weight, rest
 
 
-def _backward(
+def gradient(
     t: Inputs,
-    rule: ScoreRule,
     cotangent: Tensor,
     output: Tensor,
     rows: Tensor,
+    rule: ScoreRule,
     needs: Needs,
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
-    lines: Tensor | None = None,
-) -> Gradients | None:
-    """The backward sweep; with `lines` the joint sweep, which writes tangents to `lines` and `output_dot`.
+) -> Gradients:
+    """Gradients from a cotangent of the output, or of its tangent `output_dot` if `dots` are given.
 
-    The joint sweep returns None where it cannot keep the scores of a tile's rows with all keys.
+    rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1.
     """
+    if needs.mass:
+        return _mass(t, rule, rows)
     p, f, _kept = _begin("gradient" if dots is None else "second", t, rule)
     filling = _Filling(p, f)
     f.need_query, f.need_key, f.need_value = needs.query, needs.key, needs.value
@@ -293,10 +293,6 @@ def _backward(
     f.keys_outside = int(not f.thin and row_tiles > 1 and f.shelf_slots < over(key_tiles, f.key_parts))
     if f.keys_outside:
         f.shelf_slots = 1
-    if lines is not None and output_dot is not None:
-        if f.thin or f.cap > 0 or f.key_parts > 1 or f.keys_outside or key_tiles > FLUSH:
-            return None
-        f.joint, f.output, f.statistics = key_tiles, output_dot.data_ptr() or 1, lines.data_ptr()
     filling.operand("cotangent", cotangent)
     filling.operand("attended", output)
     filling.operand("attended_dot", output_dot)
@@ -346,43 +342,3 @@ def _backward(
         _summed(row_sum, p.dtype) if needs.rows else none,
         bias,
     )
-
-
-def gradient(
-    t: Inputs,
-    cotangent: Tensor,
-    output: Tensor,
-    rows: Tensor,
-    rule: ScoreRule,
-    needs: Needs,
-    dots: InputTangents | None = None,
-    output_dot: Tensor | None = None,
-) -> Gradients:
-    """Gradients from a cotangent of the output, or of its tangent `output_dot` if `dots` are given.
-
-    rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1.
-    """
-    if needs.mass:
-        return _mass(t, rule, rows)
-    found: Any = _backward(t, rule, cotangent, output, rows, needs, dots, output_dot)
-    return found  # type: ignore[no-any-return]
-
-
-def joint(
-    t: Inputs,
-    cotangent: Tensor,
-    output: Tensor,
-    dots: InputTangents,
-    rows: Tensor,
-    rule: ScoreRule,
-    needs: Needs,
-) -> tuple[Tensor, Tensor, Gradients] | None:
-    """Tangents of the output, then of log-normalizer, gap and variance, and the gradients of `gradient`.
-
-    All come from one sweep; None where it cannot run. rows (7, *lead, Hq, Q): as in `gradient`, then the
-    variance.
-    """
-    dtype = WIDE[t.query.dtype]
-    moved, lines = zeros(tuple(output.shape), dtype), zeros((3, *output.shape[:-1]), dtype)
-    found = _backward(t, rule, cotangent, output, rows, needs, dots, moved, lines)
-    return None if found is None else (moved, lines, found)

@@ -106,11 +106,6 @@ def sweep(backend: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def joint_sweep(backend: str) -> Callable[..., Any] | None:
-    """The sweep that finds tangents and second derivatives together, or None: not every backend has one."""
-    return getattr(_module(backend), "joint", None)
-
-
 def forward_layout(t: Inputs, rule: ScoreRule, backend: str) -> Any:
     """The layout of the compiled forward sweep, if it may run on these tensors directly; else None."""
     return _module("cpu").forward_layout(t, rule) if backend == "cpu" else None

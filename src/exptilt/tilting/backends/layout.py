@@ -24,7 +24,6 @@ Array = np.ndarray[Any, Any]
 KINDS = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
 NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
 THIN = 8  # with at most so many queries in a block, or keys, nothing is packed
-FLUSH = 16  # a joint sweep keeps the scores of at most so many tiles of keys
 # Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it
 # they are packed anew.
 _SHELF_BYTES = 4 << 20

@@ -41,7 +41,6 @@ what depends on them is already in the formulas above.
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial, wraps
 from itertools import accumulate
 from typing import Any
@@ -58,7 +57,6 @@ from exptilt._support.transforms import (
     in_batches,
     in_transform,
     is_batch,
-    is_concrete,
     is_wrapped,
     without_batch,
     without_tangent,
@@ -66,7 +64,7 @@ from exptilt._support.transforms import (
 from exptilt.tilting.backends import dispatch
 from exptilt.tilting.derivatives import higher, identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
-from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics, Settings
+from exptilt.tilting.problem import Inputs, InputTangents, RowStatistics, Settings
 
 
 class Layout:
@@ -117,8 +115,7 @@ def _save(ctx: Any, settings: Settings, *tensors: Tensor | None) -> None:
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
     ctx.set_materialize_grads(False)
-    # a result must not keep itself alive
-    ctx.settings = settings if settings.known is None else replace(settings, known=None)
+    ctx.settings = settings
 
 
 def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,8 +241,6 @@ class Tangent(Function):
     @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = TANGENT.read(arguments), arguments[-1]
-        if settings.known is not None:
-            return tuple(settings.known)
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
         pushed, sums = dispatch.tangent(t, dots, stats.output, rows, settings.rule, settings.backend)
@@ -323,8 +318,6 @@ class Second(Function):
     @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = SECOND.read(arguments), arguments[-1]
-        if settings.known is not None:
-            return tuple(settings.known)
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows = identities.second_rows(stats, bar, dot)
         settled = settings.rule, settings.backend, settings.needs
@@ -412,32 +405,12 @@ def second(
     dot: Tangents,
     settings: Settings,
     wanted: Any,
-    known: tuple[Tensor, ...] | None = None,
 ) -> InputTangents:
     """∇Φ by the wanted inputs, differentiable."""
     if not any(wanted[:6]):
         return InputTangents()
-    needing = replace(_needing(t, settings, wanted), known=known)
-    flat = SECOND.flat(needing, inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
+    flat = SECOND.flat(_needing(t, settings, wanted), inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
     return _present(apply(Second, *flat), t, wanted)
-
-
-def _joint(
-    t: Inputs, bar: Cotangents, stats: Statistics, dots: InputTangents, settings: Settings, needs: Needs
-) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Results of `Tangent` and of `Second`, if the backend finds both in one sweep; else None and None."""
-    sweep = dispatch.joint_sweep(settings.backend) if t.sink is None and any(needs) else None
-    tensors = [x for group in (t, bar, stats, dots) for x in group if x is not None]
-    found = None
-    if sweep is not None and is_concrete(*tensors) and dispatch.all_plain(tensors):
-        rows = identities.joint_rows(stats, bar)
-        found = sweep(t, bar.output, stats.output, dots, rows, settings.rule, needs)
-    if found is None:
-        return None, None
-    output, lines, gradients = found
-    tangents = (output, *(x.clone() for x in lines))
-    still = torch.zeros_like(bar.log_normalizer)
-    return tangents, _filled(identities.spread(gradients, t, still), bar.log_normalizer)
 
 
 def pull_gradient(
@@ -445,9 +418,6 @@ def pull_gradient(
 ) -> tuple[InputTangents, Cotangents]:
     """Gradients by the wanted inputs, and by the statistics' cotangents, from a cotangent of the gradient."""
     plain = Settings(settings.rule, settings.backend)
-    needs = identities.needs_of(t, tuple(bool(w) for w in wanted[:6]))
-    tangents, gradients = _joint(t, bar, stats, dots, plain, needs)
-    flat = TANGENT.flat(replace(plain, known=tangents), inputs=t, dots=dots, stats=stats)
-    dot = Tangents(*apply(Tangent, *flat))
+    dot = Tangents(*apply(Tangent, *TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
     by_bar = Cotangents(dot.output, dot.log_normalizer, dot.log_normalizer + dot.gap, dot.variance)
-    return second(t, bar, dots, stats, dot, plain, wanted, gradients), by_bar
+    return second(t, bar, dots, stats, dot, plain, wanted), by_bar
