@@ -37,22 +37,26 @@ def share(x: Tensor, members: Members) -> Tensor:
 
 def stack(x: Tensor, members: Members) -> Tensor:
     """The tensors of all processes (count, ...), of one shape; the result is common."""
-    return _mapped("stack", members, (x,))[0]
+    found: Tensor = _mapped("stack", members, (x,))[0]
+    return found
 
 
 def every(members: Members, sizes: tuple[int, ...], *rows: Tensor | None) -> list[Tensor | None]:
     """The rows (axis −2) of all processes, `sizes` of them each; gradients are summed and go back."""
-    return _mapped("every", members, rows, sizes)
+    found: list[Tensor | None] = _mapped("every", members, rows, sizes)
+    return found
 
 
 def home(x: Tensor, members: Members, sizes: tuple[int, ...]) -> Tensor:
     """This process's rows (axis −2) of the sum over the processes, each of which has all rows."""
-    return _mapped("home", members, (x,), sizes)[0]
+    found: Tensor = _mapped("home", members, (x,), sizes)[0]
+    return found
 
 
 def largest(x: Tensor, members: Members) -> Tensor:
     """The maximum over all processes, without a derivative; also under torch.func."""
-    return _mapped("max", members, (x,))[0]
+    found: Tensor = _mapped("max", members, (x,))[0]
+    return found
 
 
 def highest(x: Tensor, members: Members) -> Tensor:

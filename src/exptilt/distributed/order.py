@@ -1,5 +1,7 @@
 """The part of a sequence that each process has: `shard` cuts the sequence up, `gather` joins it again."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -57,11 +59,13 @@ def gather(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group 
     choice("gather", "order", order, ORDERS)
     size = torch.tensor([x.shape[dim]], device=x.device)
     sizes = tuple(int(n) for n in members.collect(size, "gather"))
-    found = torch.cat(members.rows(x.movedim(dim, 0).flatten(1), sizes, "gather"))
+    rows = x.movedim(dim, 0)
+    flat = rows.reshape(len(rows), prod(rows.shape[1:]))
+    found = torch.cat(members.rows(flat, sizes, "gather"))
     place = torch.cat([positions(sizes, rank, order, x.device) for rank in range(members.count)])
     whole = torch.empty_like(found)
     whole[place] = found
-    return whole.unflatten(1, x.movedim(dim, 0).shape[1:]).movedim(0, dim)
+    return whole.reshape(len(whole), *rows.shape[1:]).movedim(0, dim)
 
 
 def parts(length: int, count: int, order: str, caller: str) -> tuple[int, ...]:

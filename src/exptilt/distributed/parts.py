@@ -96,10 +96,10 @@ def replicated(
     whole = replace(joined, log_normalizer=share(joined.log_normalizer, members))
     weight = share_of(local, whole)
     mass, row = weight.new_zeros(*weight.shape[:-1], K), 0
-    for part, seen in zip(parts, found, strict=True):
+    for part, tilted in zip(parts, found, strict=True):
         rows = slice(row, row := row + part.inputs.query.shape[-2])
         if part.inputs.key.shape[-2]:  # rows that see no own key add no mass
-            mass = mass + _mass(part, seen, weight[..., rows])
+            mass = mass + _mass(part, tilted, weight[..., rows])
     return replace(joined, key_mass=mass)
 
 
@@ -112,10 +112,10 @@ def join(
     sink (..., Hq) is one more outcome with value 0.
     """
     assert local.parts is not None
-    G = local.log_normalizer
+    own_G = local.log_normalizer
     if query is not None:
-        G = torch.where(torch.isfinite(query).all(-1), G, torch.nan)
-    rows = torch.stack([G, *(getattr(local, name) for name in _ROWS[1:]), *local.parts], -1)
+        own_G = torch.where(torch.isfinite(query).all(-1), own_G, torch.nan)
+    rows = torch.stack([own_G, *(getattr(local, name) for name in _ROWS[1:]), *local.parts], -1)
     width = local.output.shape[-1]
     parts = []
     for rank, x in enumerate(stack(torch.cat([local.output, rows], -1), members).unbind()):
@@ -127,9 +127,11 @@ def join(
                 "xt.attend on that rank's own tensors says where; check=False skips this test."
             )
         shift, weight, gap = (line.detach() for line in lines[5:])
-        parts.append(AttentionResult(output, *lines[:5], parts=(shift, weight, gap)))
+        G, entropy, mean, variance, maximum = lines[:5]
+        of_keys = shift, weight, gap
+        parts.append(AttentionResult(output, G, entropy, mean, variance, maximum, parts=of_keys))
     if sink is not None:
-        s = sink.unsqueeze(-1).expand(G.shape)
+        s = sink.unsqueeze(-1).expand(own_G.shape)
         there, zero = s.detach() != -torch.inf, torch.zeros_like(s)
         mean, none = torch.where(there, s, 0.0), torch.full_like(s, -torch.inf)
         own = mean.detach(), there.to(s.dtype), zero
@@ -182,7 +184,9 @@ def sharded(
         part = replace(part, inputs=part.inputs._replace(sink=t.sink))
         found.append(run(part, key_mass=key_mass))
         if key_mass:
-            piece = torch.nn.functional.pad(found[-1].key_mass, (low, L - high))
+            own_mass = found[-1].key_mass
+            assert own_mass is not None
+            piece = torch.nn.functional.pad(own_mass, (low, L - high))
             mass = piece if mass is None else mass + piece
             found[-1] = replace(found[-1], key_mass=None)
     result = by_tensor(torch.cat, *found)

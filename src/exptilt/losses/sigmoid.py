@@ -66,7 +66,8 @@ def sigmoid(
     among = peers(caller, group, {"image": image, "text": text}, options, image)
     first = 0
     if among is not None:
-        (y,), first = every(*among, y), sum(among.sizes[: among.members.rank])
+        (gathered,), first = every(*among, y), sum(among.sizes[: among.members.rank])
+        y = y if gathered is None else gathered
     return reduced(caller, pair_losses(x, y, b, first), reduction, among)
 
 
