@@ -1,29 +1,25 @@
-"""Keys on several processes: what 1, 2 and 3 processes here take, what they send, and a projection.
+"""Keys on several processes: what 1, 2 and 3 processes here take, and what they send.
 
 Three processes are started once by torchrun, one thread each. In every round a group of one, of two and of
 three of them does the same work in turn, forward and backward in float32, so that their times can be
 compared; the others wait. Ideal is the time of one process divided by the processes, or by the cores if
 these are fewer.
 
-    ring, zigzag       3,072 queries and keys, 8 heads of 64, causal, sharded with balanced work
-    ring, contiguous   the same, each process with one stretch of the sequence
-    ring               the same, not causal
-    common queries     64 queries that all have, 49,152 keys sharded
-    info_nce           6,144 pairs of dimension 128, sharded
-    vocabulary         1,024 tokens, 12,288 outcomes sharded, dimension 256
-
-The projection for GPUs is arithmetic: `Machine` and `projected` say with which numbers.
+    sharded, zigzag       3,072 queries and keys, 8 heads of 64, causal, sharded with balanced work
+    sharded, contiguous   the same, each process with one stretch of the sequence
+    sharded               the same, not causal
+    common queries        64 queries that all have, 49,152 keys sharded
+    info_nce              6,144 pairs of dimension 128, sharded
+    vocabulary            1,024 tokens, 12,288 outcomes sharded, dimension 256
 """
 
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +57,7 @@ def cases(sizes: dict[str, int], group: Any) -> dict[str, Run]:
     qkv = [draw(HEADS, n, D, seed=i) for i in range(3)]
     cut = xt.distributed.shard
 
-    def ring(order: str, causal: bool) -> Run:
+    def sharded(order: str, causal: bool) -> Run:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             options = {"queries": "sharded", "order": order, "causal": causal, "group": group}
             return xt.distributed.attend(q, k, v, **options).output.sum()
@@ -84,9 +80,9 @@ def cases(sizes: dict[str, int], group: Any) -> dict[str, Run]:
     batch = [cut(draw(sizes["pairs"], 128, seed=i), group=group) for i in (6, 7)]
     weight = cut(draw(sizes["outcomes"], 256, seed=9), group=group)
     return {
-        "ring, zigzag": ring("zigzag", True),
-        "ring, contiguous": ring("contiguous", True),
-        "ring": ring("contiguous", False),
+        "sharded, zigzag": sharded("zigzag", True),
+        "sharded, contiguous": sharded("contiguous", True),
+        "sharded": sharded("contiguous", False),
         "common queries": backward(common, draw(HEADS, 64, D, seed=3), *keys),
         "info_nce": backward(pairs, *batch),
         "vocabulary": backward(vocabulary, draw(sizes["words"], 256, seed=8), weight),
@@ -94,32 +90,26 @@ def cases(sizes: dict[str, int], group: Any) -> dict[str, Run]:
 
 
 class Traffic:
-    """Counts the messages that this process sends around the ring, the sums it joins, and their bytes."""
+    """Counts the tensors that this process gives to be gathered or summed, and their bytes."""
 
     def __init__(self) -> None:
         from exptilt.distributed.group import Members
-        from exptilt.distributed.travel import Sending
 
         self.counts: dict[str, int] = {}
-        send, reduce, collect = Sending.__init__, Members.reduce, Members.collect
+        reduce, collect = Members.reduce, Members.collect
 
         def note(kind: str, x: Tensor) -> None:
             self.counts[kind] = self.counts.get(kind, 0) + 1
             self.counts[f"{kind} bytes"] = self.counts.get(f"{kind} bytes", 0) + x.nbytes
-
-        def sending(this: Any, members: Any, message: Tensor, *rest: Any) -> None:
-            note("ring", message)
-            send(this, members, message, *rest)
 
         def reducing(this: Any, x: Tensor, *rest: Any) -> Tensor:
             note("sum", x)
             return reduce(this, x, *rest)
 
         def collecting(this: Any, x: Tensor, *rest: Any) -> list[Tensor]:
-            note("agree", x)
+            note("gather", x)
             return collect(this, x, *rest)
 
-        Sending.__init__ = sending
         Members.reduce = reducing
         Members.collect = collecting
 
@@ -174,99 +164,6 @@ def measured(quick: bool) -> dict[str, Any]:
         return found
 
 
-# ---- projected
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the arithmetic takes of a GPU and its links.
-
-    Attributes:
-        flops: a second that attention attains on one GPU, forward; backward is 2.5 times the work.
-        near: bytes a second to a neighbour in the same box, each way.
-        far: the same to another box.
-        memory: bytes a second of the GPU's own memory.
-        latency: seconds of a message.
-        box: GPUs in a box.
-    """
-
-    flops: float
-    near: float
-    far: float
-    memory: float
-    latency: float = 20e-6
-    box: int = 8
-
-
-# Attained: a causal sequence of 8,192 with 32 heads of 128 is 5.5e11 operations; ring-flash-attention's table
-# has 373.4 of them a second on an A100, 591.5 on an H800 (forward). Links: NVLink at 200 and 160 GB/s each
-# way, 200 Gb/s of network for each GPU. Memory: the makers' figures.
-A100 = Machine(373.4 * 5.5e11, 200e9, 25e9, 2.0e12)
-H800 = Machine(591.5 * 5.5e11, 160e9, 25e9, 3.35e12)
-
-
-def projected(
-    on: Machine,
-    count: int,
-    tokens: int,
-    *,
-    heads: int = 32,
-    key_heads: int = 8,
-    width: int = 128,
-    bytes_each: int = 4,
-    order: str = "zigzag",
-    derivative: bool = True,
-) -> float:
-    """The share of the time that so many GPUs, with so many tokens each, spend on the work itself."""
-    link = on.near if count <= on.box else on.far
-    block = 2 * tokens**2 * heads * 2 * width / on.flops  # all pairs of one process with another
-    keys = tokens * key_heads * 2 * width
-    send = keys * bytes_each / link + on.latency
-    merge = 3 * tokens * heads * width * 4 / on.memory  # two results read, one written, in float32
-    half = block / 2
-    steps = [half] * count if order == "zigzag" else [half] + [block] * (count - 1)
-    agree = 2 * (on.latency * math.log2(max(count, 2)) + 24 * count / link)
-    spent = agree + sum(max(step + merge, send * (i + 1 < count)) for i, step in enumerate(steps))
-    useful = count * half
-    if derivative:
-        back = keys * 4 / link + on.latency
-        add = 3 * (tokens * heads * width + keys) * 4 / on.memory
-        spent += agree / 2 + back  # the last gradients go home alone
-        spent += sum(max(2.5 * step + add, (send + back) * (i + 1 < count)) for i, step in enumerate(steps))
-        useful *= 3.5
-    return useful / spent
-
-
-PUBLISHED = [  # ring-flash-attention's README, batch API: 8,192 tokens for each of 8 GPUs, keys in bfloat16
-    ("A100", "zigzag", False, 0.817),
-    ("A100", "zigzag", True, 0.898),
-    ("A100", "contiguous", False, 0.514),
-    ("A100", "contiguous", True, 0.525),
-    ("H800", "zigzag", False, 0.852),
-    ("H800", "zigzag", True, 0.902),
-    ("H800", "contiguous", False, 0.521),
-    ("H800", "contiguous", True, 0.539),
-]
-
-
-def projections() -> dict[str, Any]:
-    machines = {"A100": A100, "H800": H800}
-    checked = [
-        {
-            "GPU": name,
-            "order": order,
-            "derivative": derivative,
-            "published": share,
-            "model": projected(machines[name], 8, 8192, bytes_each=2, order=order, derivative=derivative),
-        }
-        for name, order, derivative, share in PUBLISHED
-    ]
-    counts = (8, 64, 256, 1024)
-    weak = {str(n): [projected(A100, count, n) for count in counts] for n in (2048, 8192, 32768)}
-    strong = [projected(A100, count, 2**20 // count) for count in counts]
-    return {"checked": checked, "counts": counts, "weak": weak, "strong": strong}
-
-
 # ---- tables
 
 
@@ -296,45 +193,20 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def checked_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    rows = [
-        [
-            x["GPU"],
-            x["order"],
-            "both" if x["derivative"] else "forward",
-            *(f"{x[k]:.0%}" for k in ("published", "model")),
-        ]
-        for x in results["projection"]["checked"]
-    ]
-    return ["8 GPUs", "order", "passes", "published", "model"], rows
-
-
-def projection_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    found = results["projection"]
-    rows = [[f"{int(n):,} tokens each", *(f"{x:.0%}" for x in shares)] for n, shares in found["weak"].items()]
-    rows.append(["1,048,576 tokens in all", *(f"{x:.0%}" for x in found["strong"])])
-    return ["GPUs", *(f"{count:,}" for count in found["counts"])], rows
-
-
-PARTS = (
-    harness.Part(PAGE, "processes", "distributed", table),
-    harness.Part(PAGE, "published", "distributed", checked_table),
-    harness.Part(PAGE, "projection", "distributed", projection_table),
-)
+PARTS = (harness.Part(PAGE, "processes", "distributed", table),)
 
 
 def main(argv: list[str] | None = None) -> Path:
     arguments = harness.start(__doc__, argv)
     load = os.getloadavg()[0]  # of others, before anything is started
-    results = measured(arguments.quick) | {"load": load, "projection": projections(), "cores": os.cpu_count()}
+    results = measured(arguments.quick) | {"load": load, "cores": os.cpu_count()}
     two = {name: min(x["2"]) / min(x["1"]) * 2 for name, x in results["seconds"].items()}
     results["goals"] = [
         Goal(f"{name}: 2 processes over half of one", ratio, 1.25) for name, ratio in two.items()
     ]
     harness.print_goals(results["goals"])
     path = harness.save("distributed", results, folder=harness.folder(arguments.quick))
-    for make in (table, checked_table, projection_table):
-        harness.print_table(*make(harness.read(path)))
+    harness.print_table(*table(harness.read(path)))
     if not arguments.quick:
         harness.write(PARTS)
     return path

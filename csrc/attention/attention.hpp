@@ -51,10 +51,7 @@ struct Plane {
   place(double, column_sum) place(double, row_sum)                                                                \
   place(char, bias_grad) place(const int64_t, bias_grad_at) whole(bias_grad_row)                                  \
   whole(need_query) whole(need_key) whole(need_value)                                                             \
-  whole(only_mass)     /* nothing but the column sums of the weights is wanted */                                 \
   whole(second)        /* whether a backward sweep is that of second derivatives */                               \
-  whole(whole_output)  /* whether the output of a backward sweep is that over these keys, and not over more */    \
-  whole(joint)         /* tiles of scores kept while it finds the tangents by itself; 0 where they are given */   \
   real(scale) real(cap)                                                                                           \
   operand(query) operand(key) operand(value) operand(cotangent) operand(attended) operand(attended_dot)           \
   operand(query_dot) operand(key_dot) operand(value_dot)                                                          \

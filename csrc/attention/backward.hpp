@@ -24,8 +24,7 @@
 //     q̂ = scale (M1 k + M2 k̇),   k̂ = scale (M1ᵀ q + M2ᵀ q̇),   v̂ = (p ṡ')ᵀ ō,
 //
 // and log_weight and bias get the column and row sums of p r. The tangents that r needs of each row are given (lines
-// Ġ, e0, e1), or the sweep finds them first (`joint`, line V): it then goes over a tile's rows twice, and keeps their
-// scores s and ṡ in between, which saves three products of fifteen.
+// Ġ, e0, e1).
 //
 // A unit is an owner (blocks that write to one place of the bias's gradient; else one block), a part of its keys and
 // a part of its rows. k̄ and v̄ are written in place, a copy for each part of the rows; q̄ and the row sums have a copy
@@ -40,13 +39,12 @@ template <class T> class Backward {
   using V = typename W::V;
   static constexpr int64_t lanes = W::lanes, width = 2 * W::lanes;
   static constexpr int64_t KEY_STRIP = 48;  // keys for which the rows that see them are looked for together
-  enum Line { SHIFT, INVERSE, GAP, A0, A1, A2, PUSHED, E0, E1, VARIANCE = 6 };
+  enum Line { SHIFT, INVERSE, GAP, A0, A1, A2, PUSHED, E0, E1 };
 
   Attention& f;
   const bool second;
   Keys<T> k, v, k_dot, v_dot;
   Arena<T> arena;
-  Pushing<T> pushing;
   Rows<T> S, B, U, R;  // of pairs: scores, <ō,v>, ṡ, <ō,v̇>; then p (or p ṡ'), ds (or M2), M1
   Rows<T> queries, moved, outs, summed;
   T *packed, *packed_dot, *packed_out, *slope, *bend, *columns, *line;
@@ -58,15 +56,14 @@ template <class T> class Backward {
 
  public:
   explicit Backward(Attention& f)
-      : f(f), second(f.second), k(f, f.key, f.D, true, f.need_query), v(f, f.value, f.Dv, true, f.joint),
-        k_dot(f, f.key_dot, f.D, true, f.need_query), v_dot(f, f.value_dot, f.Dv, true, f.joint),
-        pushing(f, k, v, k_dot, v_dot), where(f.tile_rows), late(f.tile_rows) {
+      : f(f), second(f.second), k(f, f.key, f.D, true, f.need_query), v(f, f.value, f.Dv, true, false),
+        k_dot(f, f.key_dot, f.D, true, f.need_query), v_dot(f, f.value_dot, f.Dv, true, false),
+        where(f.tile_rows), late(f.tile_rows) {
     const int64_t wide_q = panels<T>(f.D), wide_v = panels<T>(f.Dv), row = f.tile_keys + width;
     const int64_t by_q = f.tile_rows * wide_q, by_v = f.tile_rows * wide_v, cells = f.tile_rows * row;
-    const int64_t kept = cells * std::max<int64_t>(f.joint, 1), by_moved = f.query_dot ? by_q : 0;
-    const int64_t by_push = f.joint ? by_v : 0, twice = second ? 1 : 0;
-    const int64_t rooms[] = {kept, cells, kept * twice, cells * twice, by_q, by_moved, by_v, by_q, by_push, by_push,
-                             by_q, by_moved, by_v, row, row, row, wide_v + width};
+    const int64_t by_moved = f.query_dot ? by_q : 0, more = second ? cells : 0;
+    const int64_t rooms[] = {cells, cells, more,     more, by_q, by_moved, by_v, by_q,
+                             by_q,  by_moved, by_v, row,  row,  row,      wide_v + width};
     for (int64_t room : rooms) arena.plan(room);
     for (auto* x : {&k, &v, &k_dot, &v_dot}) x->plan(arena);
     arena.open();
@@ -74,21 +71,16 @@ template <class T> class Backward {
     auto piece = [&] { return arena.piece(rooms[next++]); };
     S = {piece(), row}, B = {piece(), row}, U = {piece(), row}, R = {piece(), row};
     queries = {piece(), wide_q}, moved = {piece(), wide_q}, outs = {piece(), wide_v}, summed = {piece(), wide_q};
-    pushing.summed = {piece(), wide_v}, pushing.means = {piece(), wide_v};
     packed = piece(), packed_dot = piece(), packed_out = piece();
     slope = piece(), bend = piece(), columns = piece(), line = piece();
     for (auto* x : {&k, &v, &k_dot, &v_dot}) x->open(arena);
     fill(columns, row / lanes, T(0));
-    if (f.joint) fill(pushing.means.at, by_v / lanes, T(0));  // columns beyond Dv are read
-    pushing.queries = queries, pushing.moved = moved, pushing.where = where.data();
-    pushing.slope = slope, pushing.bend = bend;
   }
 
-  // Rows hold shift, inverse, gap, a0, a1, a2, then Ġ, e0, e1 (second) or the variance (joint). Adds to query_grad
+  // Rows hold shift, inverse, gap, a0, a1, a2, then Ġ, e0, e1 (second). Adds to query_grad
   // (key_parts, blocks, rows from row_tile_from to row_tile_to, D), key_grad (row_parts, blocks, K, D rounded up to
   // whole panels), value_grad likewise, column_sum (row_parts, heads, K), row_sum (key_parts, rows) and bias_grad,
-  // which come in as zeros; an address of 0 means not wanted. A joint sweep also writes output (rows, Dv), the
-  // tangent of the output, and statistics (3, rows), those of log-normalizer, gap and variance.
+  // which come in as zeros; an address of 0 means not wanted.
   void run() {
     const int64_t row_tiles = f.row_tile_to - f.row_tile_from;
     for_units(f, [&](int64_t unit) {
@@ -125,11 +117,7 @@ template <class T> class Backward {
     to = std::min(to, (seen.last + f.tile_keys - 1) / f.tile_keys);
     if (from >= to) return;
     bring_rows(h);
-    if (f.joint) push_rows(h, block, from, to);
-    for (int64_t tile = from; tile < to; ++tile) {
-      const int64_t held = f.joint ? (tile - from) * f.tile_rows : 0;
-      sweep_tile(S.from(held), U.from(held), h, tile, block, key_part, row_part);
-    }
+    for (int64_t tile = from; tile < to; ++tile) sweep_tile(h, tile, block, key_part, row_part);
     if (!f.need_query) return;
     const int64_t begin = f.row_tile_from * f.tile_rows;
     const int64_t swept = std::min(f.row_tile_to * f.tile_rows, f.rows_of_block()) - begin;
@@ -152,7 +140,7 @@ template <class T> class Backward {
       if (f.need_value) pack_rows<T>(packed_out, panel, outs.at, outs.step, h, f.Dv);
       for (int64_t r = 0; r < h; ++r) late[r].met = meet(f.attended, r);
     }
-    if (second && !f.joint)
+    if (second)
       for (int64_t r = 0; r < h; ++r) {
         const int64_t row = where[r].head * f.Q + where[r].query;
         late[r].met_dot = f.Dv > 0 ? meet(f.attended_dot, r) : T(0);
@@ -177,36 +165,12 @@ template <class T> class Backward {
     return whole;
   }
 
-  // The tangents of h rows, written out; what the second sweep needs of them is kept.
-  void push_rows(int64_t h, int64_t block, int64_t from, int64_t to) {
-    copy_rows(pushing.means, f.attended, f.Dv, where.data(), h);
-    pushing.begin(B, R, h, block, from, to);
-    for (int64_t tile = from; tile < to; ++tile)
-      pushing.strips(h, block, tile, [&](const Strip& strip, int64_t s0) {
-        const int64_t held = (tile - from) * f.tile_rows + s0;
-        pushing.push(S.from(held), U.from(held), B, R, strip, s0);
-      });
-    T* lines = reinterpret_cast<T*>(f.statistics);
-    for (int64_t r = 0; r < h; ++r) {
-      const int64_t row = where[r].head * f.Q + where[r].query;
-      const Settled end = pushing.settle(r);
-      const double a1 = f.known<T>(A1, row), a2 = f.known<T>(A2, row);
-      const double G = end.r + end.x0, spread = end.x2 - f.known<T>(VARIANCE, row) * end.x0 + 2 * end.x1;
-      late[r].pushed = T(G), late[r].e0 = T(-a1 * end.x1 - a2 * spread), late[r].e1 = T(-2 * a2 * end.x1);
-      const double found[3] = {G, end.x1, spread};
-      for (int i = 0; i < 3; ++i) lines[i * f.all_rows() + row] = T(found[i]);
-      T *out = reinterpret_cast<T*>(f.output) + row * f.Dv, *mean = pushing.means[r];
-      for (int64_t d = 0; d < f.Dv; ++d) out[d] = T(pushing.summed[r][d] - (end.left + end.x0) * mean[d]);
-      late[r].met_dot = f.Dv > 0 ? meet(f.attended_dot, r) : T(0);
-    }
-  }
-
   // One tile of rows against one tile of keys.
-  void sweep_tile(Rows<T> S, Rows<T> U, int64_t h, int64_t tile, int64_t block, int64_t key_part, int64_t row_part) {
+  void sweep_tile(int64_t h, int64_t tile, int64_t block, int64_t key_part, int64_t row_part) {
     const Rows<T> first = second ? U : B;
     for (int64_t s0 = 0; s0 < h; s0 += f.strip) {
       const Strip strip = strip_of(f, where.data(), s0, std::min(h, s0 + f.strip), block, tile, width);
-      if (strip) products(S.from(s0), U.from(s0), s0, strip);
+      if (strip) products(s0, strip);
       for (int64_t r = s0; r < s0 + strip.rows; ++r) {
         const Vectors at = derive(S[r], B[r], second ? U[r] : B[r], R[r], r, strip, key_part);
         // sixteen rows at a time go to sums in float64, so that a long column loses no digits
@@ -230,12 +194,12 @@ template <class T> class Backward {
   static T* grad(char* at, int64_t key, int64_t step) { return reinterpret_cast<T*>(at) + key * step; }
 
   // Products of a strip's rows s0 … with the keys: S = scale <q,k>, B = <ō,v>, U = ż, R = <ō,v̇>.
-  void products(Rows<T> S, Rows<T> U, int64_t s0, const Strip& strip) {
+  void products(int64_t s0, const Strip& strip) {
     const Rows<T> q = queries.from(s0), o = outs.from(s0);
-    if (!f.joint) k.against(S, q, strip, T(f.scale), false);
+    k.against(S.from(s0), q, strip, T(f.scale), false);
     if (f.Dv > 0) v.against(B.from(s0), o, strip, T(1), false);
-    if (f.query_dot && !f.joint) k.against(U, moved.from(s0), strip, T(f.scale), false);
-    if (f.key_dot && !f.joint) k_dot.against(U, q, strip, T(f.scale), bool(f.query_dot));
+    if (f.query_dot) k.against(U.from(s0), moved.from(s0), strip, T(f.scale), false);
+    if (f.key_dot) k_dot.against(U.from(s0), q, strip, T(f.scale), bool(f.query_dot));
     if (f.value_dot) v_dot.against(R.from(s0), o, strip, T(1), false);
   }
 
@@ -246,12 +210,12 @@ template <class T> class Backward {
     const Span seen = seen_of(f, place, strip);
     if (seen.last <= seen.first) return {0, 0};
     const int64_t row = place.head * f.Q + place.query, j0 = strip.tile * f.tile_keys;
-    const Vectors at = f.joint ? vectors_of<T>(seen) : to_scores<T>(f, s, slope, bend, place, j0, seen);
+    const Vectors at = to_scores<T>(f, s, slope, bend, place, j0, seen);
     const int64_t l = at.left, n = at.count;
     Late& own = late[r];
     if (f.Dv == 0) fill(b + l, n, T(0)), own.met = own.met_dot = 0;
     const bool all_here = place.lo >= j0 && place.hi <= j0 + f.tile_keys;
-    const bool alone = f.whole_output && f.Dv > 0 && all_here;
+    const bool alone = f.Dv > 0 && all_here;
     const T shift = f.known<T>(SHIFT, row), inverse = f.known<T>(INVERSE, row);
     // where all keys are here, <ō,o> comes from the very terms that it is subtracted from
     const T met = alone ? mean_of(s + l, b + l, n, shift, inverse) : own.met;
@@ -259,11 +223,9 @@ template <class T> class Backward {
     T found;
     if (second) {
       if (!f.value_dot) fill(x + l, n, T(0));
-      if (!f.joint) {
-        if (!f.query_dot && !f.key_dot) fill(u + l, n, T(0));
-        if (f.cap > 0) times_row(bend + l, u + l, n);
-        push_scores<T>(f, u, slope, at, place, j0, seen);
-      }
+      if (!f.query_dot && !f.key_dot) fill(u + l, n, T(0));
+      if (f.cap > 0) times_row(bend + l, u + l, n);
+      push_scores<T>(f, u, slope, at, place, j0, seen);
       const T met_dot = alone ? mean_dot_of(s + l, b + l, u + l, x + l, n, shift, inverse, own.pushed) : own.met_dot;
       found = second_row(s + l, b + l, u + l, x + l, n, row, met, met_dot, own);
     } else {

@@ -60,10 +60,9 @@ class Layer:
         value = self.heads(x, self.value) + self.value_bias[:, None]
         return attend(self.heads(at, self.query), self.heads(at, self.key), value, **self.options).output
 
-    def whole(self, x: Tensor, fixed: Tensor | None = None) -> Tensor:
-        """With norm, output map and residual."""
-        out = self.call(norm(x), None if fixed is None else norm(fixed))
-        return x + out.transpose(-2, -3).flatten(-2) @ self.output.mT + self.output_bias
+    def mapped(self, x: Tensor, fixed: Tensor | None = None) -> Tensor:
+        """With the output map."""
+        return self.call(x, fixed).transpose(-2, -3).flatten(-2) @ self.output.mT + self.output_bias
 
     def weights(self, x: Tensor) -> Tensor:
         """A ``(..., Hq, Q, K)``, as the output for values that are unit vectors."""
@@ -71,9 +70,8 @@ class Layer:
         return attend(self.heads(x, self.query), self.heads(x, self.key), unit, **self.options).output
 
     def propagate(self, covariance: Tensor, **more: object) -> tuple[Tensor, Tensor]:
-        at = norm(self.mean) if "norm" in more else self.mean
         arguments = {"value_bias": self.value_bias, **self.options, **more}
-        query, key = self.heads(at, self.query), self.heads(at, self.key)
+        query, key = self.heads(self.mean, self.query), self.heads(self.mean, self.key)
         return propagate(self.mean, covariance, query, key, self.value, **arguments)  # type: ignore[arg-type]
 
 
@@ -128,16 +126,11 @@ def test_average_is_the_delta_method(options: dict, dependent: bool) -> None:
     def heads(x: Tensor) -> Tensor:
         return layer.call(x, None if dependent else layer.mean)
 
-    def whole(x: Tensor) -> Tensor:
-        return layer.whole(x, None if dependent else layer.mean)
+    def mapped(x: Tensor) -> Tensor:
+        return layer.mapped(x, None if dependent else layer.mean)
 
-    all_of_it = {
-        "norm": norm,
-        "residual": True,
-        "output_weight": layer.output,
-        "output_bias": layer.output_bias,
-    }
-    for function, extra in ((heads, {}), (whole, all_of_it)):
+    output = {"output_weight": layer.output, "output_bias": layer.output_bias}
+    for function, extra in ((heads, {}), (mapped, output)):
         wanted = function(layer.mean)
         mean, cov = layer.propagate(layer.full, **more, **extra)
         torch.testing.assert_close(mean, wanted)
@@ -153,20 +146,13 @@ def test_average_is_the_delta_method(options: dict, dependent: bool) -> None:
             torch.testing.assert_close(variance, exact)
 
 
-def test_streamed_diagonal_counts_what_residual_and_output_share() -> None:
+def test_streamed_diagonal_takes_heads_as_independent() -> None:
     layer = Layer({"causal": True})
-    more = {"norm": norm, "residual": True, "output_weight": layer.output}
-    _, variance = layer.propagate(layer.diagonal, reading="average", **more)
-    A = layer.weights(norm(layer.mean))
-    N = torch.stack([torch.stack([torch.func.jacrev(norm)(x) for x in item]) for item in layer.mean])
-    W = layer.value.repeat_interleave(2, 0)
-    out = layer.output.unflatten(-1, (HEADS, DV))
-    spread = torch.einsum("bief,bif->bie", N.square(), layer.diagonal)
-    heads = torch.einsum("bhji,hde,bie->bhjd", A.square(), W.square(), spread)
-    wanted = torch.einsum("bhjd,ohd->bjo", heads, out.square()) + layer.diagonal
-    own = A.diagonal(dim1=-2, dim2=-1)
-    shared = torch.einsum("bhj,ohd,hde,bjeo->bjo", own, out, W, N)
-    torch.testing.assert_close(variance, wanted + 2 * shared * layer.diagonal)
+    _, variance = layer.propagate(layer.diagonal, reading="average", output_weight=layer.output)
+    W, out = layer.value.repeat_interleave(2, 0), layer.output.unflatten(-1, (HEADS, DV))
+    A = layer.weights(layer.mean)
+    heads = torch.einsum("bhji,hde,bie->bhjd", A.square(), W.square(), layer.diagonal)
+    torch.testing.assert_close(variance, torch.einsum("bhjd,ohd->bjo", heads, out.square()))
 
 
 def test_the_mixture_is_the_average_and_the_spread() -> None:
@@ -194,7 +180,7 @@ def test_the_mixture_is_the_average_and_the_spread() -> None:
 def network(layer: Layer, x: Tensor) -> Tensor:
     """Two blocks of a transformer: attention and an MLP, each behind a norm, with residual connections."""
     for _ in range(2):
-        x = layer.whole(x)
+        x = x + layer.mapped(norm(x))
         x = x + torch.tanh(rms_norm(x, x.shape[-1:]) @ layer.output[:, :SIZE]) @ layer.output[:, 2:]
     return x
 

@@ -7,6 +7,7 @@ from exptilt.attention import Moments, propagate
 
 F64 = torch.float64
 TOKENS = dict.fromkeys(("query", "key", "value"), torch.zeros(5, 3, 8))
+EYE = torch.eye(2)[None]
 CARRIED = {
     "mean": torch.ones(4, 2),
     "covariance": torch.ones(4, 2),
@@ -69,10 +70,9 @@ ROWS = [
         "output_weight",
         "output_weight has shape",
     ),
-    (lambda: propagate(**CARRIED | {"residual": True}), "residual", "residual needs an output_weight"),
     (
-        lambda: propagate(**CARRIED | {"query": torch.ones(1, 3, 2), "residual": True}),
-        "residual",
+        lambda: propagate(**CARRIED | {"query": torch.ones(1, 3, 2), "query_weight": EYE, "key_weight": EYE}),
+        "query_weight",
         "query at each position",
     ),
     (lambda: propagate(**CARRIED | {"query_weight": torch.ones(1, 2, 2)}), "query_weight", "go together"),

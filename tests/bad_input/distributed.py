@@ -8,7 +8,6 @@ X = torch.eye(4)[None]
 
 ROWS = [
     (lambda: distributed.attend(X, X, X), "group", "is not initialised. Start the script with torchrun"),
-    (lambda: distributed.log_normalizer(X, X), "group", "is not initialised"),
     (lambda: distributed.shard(X), "group", "shard: .* is not initialised"),
     (lambda: distributed.gather(X), "group", "gather: .* is not initialised"),
 ]

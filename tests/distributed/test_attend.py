@@ -67,7 +67,7 @@ def test_mistakes_of_one_process_are_told_to_all(tmp_path):
         )
         assert "rank 1 was refused" in zero[f"positions, {queries}"]
         assert "key has 5 positions, value has 4" in zero[f"positions, {queries}"]
-    assert "the value's width" in zero["another result"]
+    assert "the gradients that are asked for" in zero["another result"]
     assert zero["another result"] == one["another result"]
     assert "rank 0 of 2 did not get an answer" in zero["never called"]
 

@@ -1,4 +1,4 @@
-"""Packed sequences, pages and dropped weights, on kernels in Triton's interpreter and in plain torch.
+"""Packed sequences and dropped weights, on kernels in Triton's interpreter and in plain torch.
 
 Kernels run in a process of their own (the interpreter must be chosen before triton is imported), which gets
 the very source of `everything`.
@@ -75,30 +75,6 @@ torch.save(results, sys.argv[2])
 STARTS = {"query_starts": torch.tensor([0, 5, 5, 12, 20]), "key_starts": torch.tensor([0, 3, 5, 5, 14])}
 PACKED = (normal(1, 4, 20, 8), normal(2, 2, 14, 8), normal(3, 2, 14, 5))
 EXTRA = {"log_weight": normal(4, 2, 14), "sink": normal(5, 4), "softcap": 1.5}
-PAGE = 4
-TABLE = torch.tensor([[7, 99], [3, -5], [50, 50], [0, 2], [7, 1]])  # the last shares a page with the first
-PAGED = {
-    "query_starts": torch.tensor([0, 5, 5, 12, 17, 20]),
-    "key_starts": torch.tensor([0, 4, 7, 7, 14, 20]),
-    "block_table": TABLE,
-    "page_size": PAGE,
-}
-
-
-def pages():
-    """A cache of 40 positions; what no sequence has is NaN, as memory that was never written may be."""
-    read = {
-        int(TABLE[b, i // PAGE]) * PAGE + i % PAGE for b, n in enumerate((4, 3, 0, 7, 6)) for i in range(n)
-    }
-    hidden = [i for i in range(40) if i not in read]
-    return [
-        x.index_fill(1, torch.tensor(hidden), torch.nan) for x in (normal(6, 2, 40, 8), normal(7, 2, 40, 5))
-    ]
-
-
-def written():
-    return [torch.nan_to_num(x, nan=0.3) for x in pages()]
-
 
 CASES = {
     "plain": ("attend_packed", PACKED, STARTS, False),
@@ -111,8 +87,6 @@ CASES = {
     "window": ("attend_packed", PACKED, STARTS | {"window": 2}, False),
     "all options": ("attend_packed", PACKED, STARTS | EXTRA | {"causal": True}, False),
     "float32": ("attend_packed", [x.float() for x in PACKED], STARTS | {"causal": True}, True),
-    "pages": ("attend_packed", (PACKED[0], *written()), PAGED | {"causal": True, "key_mass": True}, False),
-    "pages in place": ("attend_packed", (PACKED[0], *pages()), PAGED | {"causal": True}, True),
 }
 
 
@@ -140,19 +114,17 @@ def test_packed_is_a_loop_over_sequences(kernels, name):
 
 
 def test_a_loop_is_what_it_says():
-    """Against `attend` on each sequence, its keys gathered by hand; on the CPU's own backend as well."""
-    q, k, v = PACKED[0], *pages()
+    """Against `attend` on each sequence."""
+    q, k, v = PACKED
     for backend in ("tiled", "reference"):
-        found = attend_packed(q, k, v, **PAGED, causal=True, backend=backend)
-        for b in range(5):
-            (q0, q1), (k0, k1) = (PAGED[name][b : b + 2].tolist() for name in ("query_starts", "key_starts"))
-            at = [int(TABLE[b, i // PAGE]) * PAGE + i % PAGE for i in range(k1 - k0)]
-            one = xt.attend(q[:, q0:q1], k[:, at], v[:, at], causal=True, backend=backend)
-            torch.testing.assert_close(found.output[:, q0:q1], one.output)
-            torch.testing.assert_close(found.entropy[:, q0:q1], one.entropy)
-    mass = attend_packed(q, *written(), **PAGED, key_mass=True, backend="tiled").key_mass
-    alive = 20 - 7  # the queries whose sequence has keys
-    torch.testing.assert_close(mass.sum(-1), torch.full((4,), float(alive), dtype=torch.float64))
+        found = attend_packed(q, k, v, **STARTS, causal=True, key_mass=True, backend=backend)
+        for b in range(4):
+            i, j = (slice(*STARTS[name][b : b + 2].tolist()) for name in ("query_starts", "key_starts"))
+            options = {"causal": True, "key_mass": True, "backend": backend}
+            one = xt.attend(q[:, i], k[:, j], v[:, j], **options)
+            torch.testing.assert_close(found.output[:, i], one.output)
+            torch.testing.assert_close(found.entropy[:, i], one.entropy)
+            torch.testing.assert_close(found.key_mass[:, j], one.key_mass)
 
 
 BAD = {
@@ -162,20 +134,15 @@ BAD = {
     "ends at 19, but query has 20": {"query_starts": torch.tensor([0, 5, 5, 12, 19])},
     "query_starts has 4 sequences, key_starts 1": {"key_starts": torch.tensor([0, 14])},
     "vector of at least two integers": {"query_starts": torch.tensor([0.0, 20.0])},
-    "Add the missing ones": PAGED | {"block_table": TABLE[:, :1]},
-    "names page 10, which is not there": PAGED | {"block_table": TABLE + 10 * (TABLE == 0)},
-    "block_table has shape": PAGED | {"block_table": TABLE[:3]},
-    "page_size is 0": PAGED | {"page_size": 0},
 }
 
 
 @pytest.mark.parametrize("words", BAD)
 def test_errors(words):
-    key, value = pages() if "block_table" in BAD[words] else PACKED[1:]
     with pytest.raises(ArgumentError, match=words):
-        attend_packed(PACKED[0], key, value, **STARTS | BAD[words])
+        attend_packed(*PACKED, **STARTS | BAD[words])
     with pytest.raises(ArgumentError, match="query has shape"):
-        attend_packed(PACKED[0][None], key, value, **STARTS)
+        attend_packed(PACKED[0][None], *PACKED[1:], **STARTS)
 
 
 Q, K, V = normal(11, 2, 4, 9, 8), normal(12, 2, 2, 14, 8), normal(13, 2, 2, 14, 5)
@@ -279,17 +246,6 @@ def test_dropped_weights_are_a_fair_draw():
         size = seen.shape[axis] - 1
         both = (seen.narrow(axis, 0, size) * seen.narrow(axis, 1, size)).mean()
         assert abs(both) < 5 * spread**2 / 790
-
-
-def test_dropout_of_pages():
-    """Their keys are gathered first."""
-    key, value = pages()
-    found = attend_packed(PACKED[0], key, value, **PAGED, **DROP)
-    at = [int(TABLE[b, i // PAGE]) * PAGE + i % PAGE for b, n in enumerate((4, 3, 0, 7, 6)) for i in range(n)]
-    starts = {name: x for name, x in PAGED.items() if name.endswith("starts")}
-    wanted = dropped_packed_by_hand(PACKED[0], key[:, at], value[:, at], **starts, **DROP)
-    torch.testing.assert_close(found.output, wanted.output)
-    torch.testing.assert_close(found.entropy, wanted.entropy)
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, True, float("nan")])

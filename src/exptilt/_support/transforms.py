@@ -86,9 +86,13 @@ def has_tangent(tensor: Tensor) -> bool:
 
 def derivatives_wanted(tensors: Iterable[Tensor | None]) -> bool:
     """Whether a derivative may be taken of results computed from these tensors."""
-    if in_transform() or in_forward_mode():
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return True
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:  # a loop, not any(): every small call asks this
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 @contextmanager

@@ -29,7 +29,6 @@ which matters once the noise moves scores by about 1 (‖W_k' q‖ times the noi
 differ where the weights are; `query_weight` and `key_weight` add this term.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,7 +36,7 @@ from torch import Tensor
 
 from exptilt._support.checks import choice
 from exptilt._support.errors import ArgumentError
-from exptilt.attention.moments import Moments, gathered, pushed
+from exptilt.attention.moments import Moments, gathered
 from exptilt.tilting import attend
 from exptilt.tilting.arguments import Call, prepare
 from exptilt.tilting.problem import per_query_head
@@ -50,14 +49,11 @@ class _Layer(NamedTuple):
 
     call: Call
     given: Moments  # of the hidden states
-    here: Moments  # after the norm
-    norm: Callable[[Tensor], Tensor] | None
     value: Tensor  # (Hkv, Dv, E)
     output: Tensor | None  # (E', Hq, Dv)
     query: Tensor | None  # (Hq, D, E)
     key: Tensor | None  # (Hkv, D, E)
     reading: str
-    residual: bool
 
 
 def propagate(
@@ -72,8 +68,6 @@ def propagate(
     value_bias: Tensor | None = None,
     output_weight: Tensor | None = None,
     output_bias: Tensor | None = None,
-    norm: Callable[[Tensor], Tensor] | None = None,
-    residual: bool = False,
     query_weight: Tensor | None = None,
     key_weight: Tensor | None = None,
     scale: float | None = None,
@@ -89,9 +83,9 @@ def propagate(
     r"""Mean and covariance of the output of attention for uncertain hidden states (THEORY E6).
 
     A diagonal covariance is streamed like attention itself: coordinates, heads and positions count as
-    independent, and the only correlation counted is that of the residual. A full covariance also keeps the
-    correlations of heads and coordinates, a low-rank one those of positions too; the full one holds the
-    weights of a few queries at a time.
+    independent. A full covariance also keeps the correlations of heads and coordinates, a low-rank one those
+    of positions too; the full one holds the weights of a few queries at a time. For a whole block, with its
+    norms and residuals, use `Moments.through`.
 
     Args:
         mean: ``(..., K, E)``, of the hidden states.
@@ -105,10 +99,6 @@ def propagate(
         value_bias: ``(Hkv, Dv)``, b.
         output_weight: ``(E', Hq·Dv)``, as that of `torch.nn.Linear`; None keeps heads separate.
         output_bias: ``(E',)``.
-        norm: a function of ``(..., K, E)``, applied to each position before values are taken, by the delta
-            method: a layer norm or RMS norm.
-        residual: add the hidden states to the output, as a transformer does; needs output_weight, Q = K
-            and E' = E. Their correlation, through A_jj and the norm, is counted.
         query_weight: ``(Hq, D, E)``, the matrix that makes the query of each position (Q = K); with
             key_weight, the dependence of the attention weights on the hidden states is added, by the delta
             method. A diagonal covariance is then not streamed.
@@ -147,30 +137,24 @@ def propagate(
         )
     if (query_weight is None) != (key_weight is None):
         raise ArgumentError("propagate: query_weight and key_weight go together. Pass both, or neither.")
-    here = given if norm is None else given.through(norm)
-    wanted = _shapes(here.mean, query, key, value_weight, output_weight)
+    wanted = _shapes(mean, query, key, value_weight, output_weight)
     weights = (value_weight, output_weight, query_weight, key_weight)
     for (name, shape), weight in zip(wanted.items(), weights, strict=True):
         if weight is not None and tuple(weight.shape) != shape:
             raise ArgumentError(f"propagate: {name} has shape {tuple(weight.shape)}. Pass {shape}.")
     heads = None if output_weight is None else output_weight.unflatten(-1, (query.shape[-3], -1))
-    if (residual or query_weight is not None) and query.shape[-2] != key.shape[-2]:
-        what = "residual" if residual else "query_weight"
+    if query_weight is not None and query.shape[-2] != key.shape[-2]:
         raise ArgumentError(
-            f"propagate: {what} needs a query at each position; "
+            "propagate: query_weight needs a query at each position; "
             f"got {query.shape[-2]} queries for {key.shape[-2]} keys."
         )
-    if residual and (heads is None or heads.shape[0] != mean.shape[-1]):
-        raise ArgumentError(
-            f"propagate: residual needs an output_weight ({mean.shape[-1]}, heads × value dim)."
-        )
-    value = torch.einsum("...ie,hde->...hid", here.mean, value_weight)
+    value = torch.einsum("...ie,hde->...hid", mean, value_weight)
     value = value if value_bias is None else value + value_bias.unsqueeze(-2)
     call = prepare(
         "propagate", query, key, value, scale, log_weight, bias, mask, causal, window, softcap, sink, backend
     )
     maps = (value_weight, heads, query_weight, key_weight)
-    layer = _Layer(call, given, here, norm, *maps, reading, residual)
+    layer = _Layer(call, given, *maps, reading)
     if given.form == "low-rank":
         output, second = _factor(layer)
     elif given.form == "diagonal" and query_weight is None:
@@ -180,8 +164,7 @@ def propagate(
     if heads is None:
         return output, second
     out = torch.einsum("...hjd,ohd->...jo", output, heads)
-    out = out if output_bias is None else out + output_bias
-    return (out + mean if residual else out), second
+    return (out if output_bias is None else out + output_bias), second
 
 
 def _shapes(
@@ -221,9 +204,8 @@ def _attend(call: Call, value: Tensor, times: float = 1.0) -> tuple[Tensor, Tens
 
 def _streamed(layer: _Layer) -> tuple[Tensor, Tensor]:
     """Output of the heads, and the variances ``(..., Q, E')`` or ``(..., Hq, Q, Dv)``."""
-    call, given, norm = layer.call, layer.given, layer.norm
-    v = call.inputs.value
-    noise = torch.einsum("...ie,hde->...hid", layer.here.covariance, layer.value.square())
+    call, v = layer.call, layer.call.inputs.value
+    noise = torch.einsum("...ie,hde->...hid", layer.given.covariance, layer.value.square())
     if layer.reading == "average":
         output, G = _attend(call, v)
         square, twice = _attend(call, noise, 2.0)
@@ -231,7 +213,7 @@ def _streamed(layer: _Layer) -> tuple[Tensor, Tensor]:
     else:
         centre = v.mean(-2, keepdim=True)  # second moments about it lose no digits to the values' common size
         one = [] if call.inputs.sink is None else [torch.ones_like(v[..., :1])]
-        found, G = _attend(call, torch.cat([v, noise + (v - centre).square(), *one], -1))
+        found, _ = _attend(call, torch.cat([v, noise + (v - centre).square(), *one], -1))
         output, second = found[..., : v.shape[-1]], found[..., v.shape[-1] : 2 * v.shape[-1]]
         middle = per_query_head(centre, output.shape[-3], -3)
         if one:  # the sink has value 0
@@ -239,47 +221,13 @@ def _streamed(layer: _Layer) -> tuple[Tensor, Tensor]:
         variance = (second - (output - middle).square()).clamp_min(0)
     if layer.output is None:
         return output, variance
-    variance = torch.einsum("...hjd,ohd->...jo", variance, layer.output.square())
-    if layer.residual:
-        value = per_query_head(layer.value, layer.output.shape[1], 0)
-        whole = torch.einsum("ohd,hde->hoe", layer.output, value)
-        if norm is None:
-            slope = whole.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
-        else:
-            eye = torch.eye(given.mean.shape[-1], dtype=v.dtype, device=v.device)
-            along = eye.reshape(-1, *(1,) * (given.mean.ndim - 1), len(eye)).expand(-1, *given.mean.shape)
-            slope = torch.einsum("hoe,o...je->...hjo", whole, pushed(norm, given.mean, along))
-        common = (_own_weight(call, G).unsqueeze(-1) * slope).sum(-3)
-        variance = (variance + given.covariance * (1 + 2 * common)).clamp_min(0)
-    return output, variance
-
-
-def _own_weight(call: Call, G: Tensor) -> Tensor:
-    """A_jj ``(..., Hq, Q)``, the weight that each position gives itself."""
-    t, rule = call.inputs, call.settings.rule
-    heads, length = t.query.shape[-3:-1]
-    score = rule.soften(rule.scale * (t.query * per_query_head(t.key, heads, -3)).sum(-1)).scores
-
-    def diagonal(x: Tensor) -> Tensor:
-        return x.expand(*x.shape[:-2], length, length).diagonal(dim1=-2, dim2=-1)
-
-    score = score if t.bias is None else score + diagonal(t.bias)
-    score = score if t.log_weight is None else score + per_query_head(t.log_weight, heads, -2)
-    hidden = torch.isneginf(G) | (rule.window == 0)
-    hidden = hidden if t.mask is None else hidden | ~diagonal(t.mask)
-    return torch.where(hidden, 0.0, (score - G.masked_fill(hidden, 0.0)).exp())
-
-
-def _moved(layer: _Layer) -> tuple[Tensor, Tensor]:
-    """Directions ``(count, ..., K, E)`` of the hidden states, before and after the norm."""
-    along = layer.given.directions()
-    return along, (along if layer.norm is None else pushed(layer.norm, layer.given.mean, along))
+    return output, torch.einsum("...hjd,ohd->...jo", variance, layer.output.square())
 
 
 def _factor(layer: _Layer) -> tuple[Tensor, Tensor]:
     """Output of the heads, and the factor of the low-rank covariance."""
     call, t = layer.call, layer.call.inputs
-    along, moved = _moved(layer)
+    moved = layer.given.directions()
     dv = torch.einsum("m...ie,hde->m...hid", moved, layer.value)
     if layer.query is None or layer.key is None:
         rank = len(dv)
@@ -300,7 +248,7 @@ def _factor(layer: _Layer) -> tuple[Tensor, Tensor]:
         output, steps = heads(t.query, t.key, t.value), torch.func.vmap(push)(dq, dk, dv)
     if layer.output is not None:
         steps = torch.einsum("m...hjd,ohd->m...jo", steps, layer.output)
-    return output, gathered(steps + along if layer.residual else steps, "low-rank")
+    return output, gathered(steps, "low-rank")
 
 
 def _blocks(layer: _Layer) -> tuple[Tensor, Tensor]:
@@ -309,7 +257,7 @@ def _blocks(layer: _Layer) -> tuple[Tensor, Tensor]:
     t, rule = call.inputs, call.settings.rule
     heads, length = t.query.shape[-3:-1]
     output, G = _attend(call, t.value)
-    along, moved = _moved(layer)
+    moved = layer.given.directions()
     value, key = per_query_head(t.value, heads, -3), per_query_head(t.key, heads, -3)
     dv, dq, dk = (
         None if w is None else torch.einsum("m...ie,hde->m...hid", moved, per_query_head(w, heads, 0))
@@ -334,8 +282,6 @@ def _blocks(layer: _Layer) -> tuple[Tensor, Tensor]:
             change[..., range(rows.stop - start), range(start, rows.stop), :] += turned
         if layer.output is not None:
             change = torch.einsum("m...hjid,ohd->m...jio", change, layer.output)
-            if layer.residual:
-                change[..., range(rows.stop - start), range(start, rows.stop), :] += along[..., rows, :]
         found = gathered(change.movedim(-2, 0).flatten(0, 1), form)
         if layer.reading == "mixture":
             found = found + _spread(A, gap, dv, o, layer.output, form)

@@ -2,26 +2,22 @@ r"""`attend` for keys on several processes: the same numbers as one process woul
 
     G = log Σ_r e^{G_r},    o = Σ_r e^{G_r − G} o_r,    …                       (``tilting/result.py``)
 
-The results over each process's keys join exactly, so nothing is approximated and no process ever holds all
-keys. ``replicated.py`` joins them by sums over the processes, for queries that every process has;
-``ring.py`` passes the keys around, for queries that are spread out with them.
+The results over parts of the keys join exactly, so nothing is approximated. ``parts.py`` says what the
+processes exchange.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from exptilt._support.checks import choice
 from exptilt._support.errors import ArgumentError, BackendError
 from exptilt._support.transforms import full_precision, is_concrete
-from exptilt.distributed import replicated
 from exptilt.distributed.group import Group, GroupError, Members, agree
 from exptilt.distributed.order import ORDERS
-from exptilt.distributed.ring import Ring
+from exptilt.distributed.parts import replicated, sharded
 from exptilt.tilting.arguments import Call, explain_keywords, prepare
-from exptilt.tilting.attend import run
 from exptilt.tilting.result import AttentionResult
 
 QUERIES = ("replicated", "sharded")
@@ -55,18 +51,16 @@ def attend(
 
     ``queries="replicated"``: all processes pass the same queries and get the same results. If each then
     computes the same loss, gradients are those of one process with all keys: each process gets the gradient
-    by its own keys, and all get the whole gradient by query and sink. This takes three sums over the
-    processes, whose size does not depend on the number of keys.
+    by its own keys, and all get the whole gradient by query and sink. What travels does not depend on the
+    number of keys: every process gets the results of all.
 
     ``queries="sharded"``: each process passes its own queries and gets their results. The objective is the
     sum of the processes' losses. Each process gets its gradient by the process's own query and key; of the
     gradient by a tensor that all processes have, such as sink, it gets a part, and the parts are to be added
-    up as data-parallel training does. Keys and values go around a ring while each process computes with
-    those that it holds.
+    up as data-parallel training does. Each process gathers the keys and values of all, and holds them
+    until its backward pass; checkpoint the layers where that is too much.
 
-    Derivatives are exact backwards, forwards and twice. Derivatives that need all keys at once raise for
-    sharded queries: forward over forward, third order, and second order of score_max and key_mass. All
-    processes must ask for the same derivatives.
+    All derivatives are exact; all processes must ask for the same ones.
 
     Args:
         query: ``(..., Hq, Q, D)``; if sharded, this process's queries, whose number may differ.
@@ -117,43 +111,6 @@ def attend_agreed(
     work = _Work(members, queries, "contiguous", False, True, sizes)
     every = dict.fromkeys(("scale", "log_weight", "bias", "mask", "softcap", "sink", "backend"))
     return work.attend((query, key_shard, value_shard), False, None, every | options)
-
-
-def log_normalizer(
-    query: Tensor,
-    key_shard: Tensor,
-    *,
-    group: Group = None,
-    queries: str = "replicated",
-    scale: float | None = None,
-    log_weight: Tensor | None = None,
-    softcap: float | None = None,
-    backend: str | None = None,
-    check: bool = True,
-) -> Tensor:
-    r"""The log-normalizer G of each query over the keys of all processes: that of `attend`, without values.
-
-        G(q) = log Σ_r Σ_j e^{s_rj}
-
-    Args:
-        query: ``(..., Hq, Q, D)``.
-        key_shard: ``(..., Hkv, K, D)``, this process's keys.
-        group: the processes; None for all.
-        queries: "replicated" or "sharded", with the same gradients as in `attend`.
-        scale: factor of ⟨q,k⟩; 1/sqrt(D) if None.
-        log_weight: ``(..., Hkv, K)``, of this process's keys.
-        softcap: c, for scores c·tanh(s/c).
-        backend: see `attend`.
-        check: see `attend`.
-
-    Returns:
-        ``(..., Hq, Q)``.
-    """
-    none = key_shard[..., :0] if isinstance(key_shard, Tensor) else key_shard
-    options: dict[str, Any] = {"scale": scale, "log_weight": log_weight, "softcap": softcap}
-    options |= {"group": group, "queries": queries, "backend": backend, "check": check}
-    found: AttentionResult = attend(query, key_shard, none, **options)
-    return found.log_normalizer
 
 
 @dataclass(frozen=True)
@@ -251,20 +208,10 @@ class _Work:
 
     def run(self, call: Call, sizes: tuple[int, ...]) -> AttentionResult:
         """The result, given how many keys each process has."""
+        more = self.key_mass, self.check
         if self.queries == "replicated":
-            return replicated.attend(call, self.members, sizes, self.key_mass, self.check)
-        t = call.inputs
-        ring = Ring(self.members, self.order, sizes, call.settings.backend)
-        settings = replace(call.settings, backend=ring.register(), check=False)
-        found = run(replace(call, settings=settings), key_mass=self.key_mass)
-        if self.check and is_concrete(t.query, t.key):
-            bad = bool(found.log_normalizer.isnan().any()) or not bool(torch.isfinite(t.query).all())
-            error = ArgumentError(
-                "attend: a log-normalizer is NaN or a query is not finite: query, key or log_weight of some "
-                "rank holds NaN or an infinity, or the scores overflow. check=False skips this test."
-            )
-            agree(self.members, "attend", {}, problem=error if bad else None)
-        return found
+            return replicated(call, self.members, sizes, *more)
+        return sharded(call, self.members, sizes, self.order, *more)
 
 
 def _without(x: Tensor | None, axis: int) -> tuple[int, ...] | None:

@@ -1,17 +1,17 @@
-r"""Sums over the processes of a group that torch can differentiate.
+r"""Exchanges between the processes of a group that torch can differentiate.
 
-A tensor is *common* if all processes hold the same, and *own* if each has its own. Two maps lead from one to
-the other:
+A tensor is *common* if all processes hold the same, and *own* if each has its own. Four linear maps lead from
+one to the other or stay among own tensors; they are two pairs of transposes:
 
-    total   own → common    y = Σ_r x_r       tangent: ẏ = Σ_r ẋ_r     cotangent: x̄_r = ȳ
-    share   common → own    y_r = x           tangent: ẏ_r = ẋ         cotangent: x̄ = Σ_r ȳ_r
+    total   own → common    y = Σ_r x_r             share   common → own    y_r = x
+    every   own → own       y_r = (x_1, …, x_P)     home    own → own       y_r = Σ_s (part r of x_s)
+    stack   own → common    y = (x_1, …, x_P)       pick    common → own    y_r = x_r
 
-Each is the transpose of the other, so derivatives of every order come out of these two alone. What all
-processes compute from common tensors is common again, derivatives included: a loss that every process
-computes from common results counts once, and its gradients are those of one process that holds everything.
+so derivatives of every order come out of these alone. What all processes compute from common tensors is
+common again, derivatives included: a loss that every process computes from common results counts once, and
+its gradients are those of one process that holds everything.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,54 +19,44 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support.transforms import apply
-from exptilt.distributed.group import GroupError, Members
+from exptilt.distributed.group import Members, agree
+
+_TRANSPOSE = {"total": "share", "share": "total", "every": "home", "home": "every", "stack": "pick"}
+_TRANSPOSE["pick"] = "stack"
 
 
 def total(x: Tensor, members: Members) -> Tensor:
     """The sum of `x` over all processes; the result is common."""
-    return _mapped(x, members, "sum") if members.count > 1 else x
+    return _mapped("total", members, (x,))[0] if members.count > 1 else x
 
 
 def share(x: Tensor, members: Members) -> Tensor:
     """A common tensor as one of this process's: its gradients are summed over the processes."""
-    return _mapped(x, members, "share") if members.count > 1 else x
+    return _mapped("share", members, (x,))[0] if members.count > 1 else x
+
+
+def stack(x: Tensor, members: Members) -> Tensor:
+    """The tensors of all processes (count, ...), of one shape; the result is common."""
+    found: Tensor = _mapped("stack", members, (x,))[0]
+    return found
+
+
+def every(members: Members, sizes: tuple[int, ...], *rows: Tensor | None) -> list[Tensor | None]:
+    """The rows (axis −2) of all processes, `sizes` of them each; gradients are summed and go back."""
+    found: list[Tensor | None] = _mapped("every", members, rows, sizes)
+    return found
+
+
+def home(x: Tensor, members: Members, sizes: tuple[int, ...]) -> Tensor:
+    """This process's rows (axis −2) of the sum over the processes, each of which has all rows."""
+    found: Tensor = _mapped("home", members, (x,), sizes)[0]
+    return found
 
 
 def largest(x: Tensor, members: Members) -> Tensor:
     """The maximum over all processes, without a derivative; also under torch.func."""
-    return _mapped(x, members, "max")
-
-
-def _mapped(x: Tensor, members: Members, how: str) -> Tensor:
-    found: Tensor = apply(_Map, x, members, how)
+    found: Tensor = _mapped("max", members, (x,))[0]
     return found
-
-
-class _Map(Function):
-    """`total` ("sum"), `share` or `largest` ("max")."""
-
-    @staticmethod
-    def forward(x: Tensor, members: Members, how: str) -> Tensor:
-        return x.clone() if how == "share" else members.reduce(x, how, "attend")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.members, ctx.how = inputs
-        if ctx.how == "max":
-            ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, bar: Tensor) -> Any:
-        transpose = {"sum": "share", "share": "sum"}.get(ctx.how)
-        return None if transpose is None else _mapped(bar, ctx.members, transpose), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, dot: Tensor, *_: Any) -> Tensor | None:
-        return None if ctx.how == "max" else _mapped(dot, ctx.members, ctx.how)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, members: Members, how: str) -> Any:
-        return _mapped(x, members, how), in_dims[0]
 
 
 def highest(x: Tensor, members: Members) -> Tensor:
@@ -78,22 +68,72 @@ def highest(x: Tensor, members: Members) -> Tensor:
     return top + (moved - moved.detach())
 
 
-class Final(Function):
-    """Calls a function of tensors whose derivatives raise a `GroupError` with the message `why`."""
+def _mapped(how: str, members: Members, tensors: Any, sizes: tuple[int, ...] = (), ask: bool = False) -> Any:
+    """The results of a map; None for a tensor that is None."""
+    found = iter(apply(_Map, how, members, sizes, ask, *tensors))
+    return [None if x is None else next(found) for x in tensors]
+
+
+class _Map(Function):
+    """One of the maps of the module, or "max"; `ask`: compare first which tensors the processes have."""
 
     @staticmethod
-    def forward(run: Callable[..., tuple[Tensor, ...]], why: str, *given: Tensor) -> tuple[Tensor, ...]:
-        """Result of ``run(*given)``."""
-        return run(*given)
+    def forward(how: str, members: Members, sizes: Any, ask: bool, *tensors: Tensor | None) -> Any:
+        if ask:
+            there = [None if x is None else tuple(x.shape) for x in tensors]
+            agree(members, "the derivative of attend", {"the gradients that are asked for": there})
+        start, rank = sum(sizes[: members.rank]), members.rank
+
+        def one(x: Tensor) -> Tensor:
+            if how == "share":
+                return x.clone()
+            if how == "pick":
+                return x[rank].clone()
+            if how == "stack":
+                return torch.stack(members.collect(x, "attend"))
+            if how == "every":
+                return torch.cat(members.rows(x, sizes, "attend"), -2)
+            found = members.reduce(x, "max" if how == "max" else "sum", "attend")
+            return found if how != "home" else found.narrow(-2, start, sizes[rank]).clone()
+
+        return tuple(one(x) for x in tensors if x is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Store the error message."""
-        ctx.why = inputs[1]
+        ctx.how, ctx.members, ctx.sizes, _, *tensors = inputs
+        ctx.there = [x is not None for x in tensors]
+        ctx.set_materialize_grads(False)
+        if ctx.how == "max":
+            ctx.mark_non_differentiable(*output)
 
     @staticmethod
-    def backward(ctx: Any, *bars: Any) -> Any:
-        """Raise GroupError: there is no derivative here."""
-        raise GroupError(ctx.why)
+    def backward(ctx: Any, *bars: Tensor | None) -> Any:
+        found: list[Tensor | None] = [None] * len(ctx.there)
+        if ctx.how != "max":
+            given, how = iter(bars), _TRANSPOSE[ctx.how]
+            full = [next(given) if there else None for there in ctx.there]
+            found = _mapped(how, ctx.members, full, ctx.sizes, ctx.how == "every")
+        return None, None, None, None, *found
 
-    jvp = backward
+    @staticmethod
+    def jvp(ctx: Any, *dots: Any) -> Any:
+        moving = dots[4:]
+        if ctx.how == "max":
+            return (None,) * sum(ctx.there)
+        found = _mapped(ctx.how, ctx.members, moving, ctx.sizes)
+        return tuple(x for x, there in zip(found, ctx.there, strict=True) if there)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, how: str, members: Members, sizes: Any, ask: bool, *tensors: Any
+    ) -> Any:
+        put = 1 if how == "pick" else 0  # the axis of the processes comes first
+
+        def batched(x: Any, dim: int | None) -> Any:
+            if x is None or dim is not None:
+                return x if x is None else x.movedim(dim, put)
+            return x.unsqueeze(put).expand(*x.shape[:put], info.batch_size, *x.shape[put:])
+
+        moved = map(batched, tensors, in_dims[4:])
+        found = apply(_Map, how, members, sizes, ask, *moved)
+        return found, (1 if how == "stack" else 0,) * len(found)

@@ -61,15 +61,6 @@ class Members:
         self.group: Any = dist.group.WORLD if group is None else group
         self.rank, self.count = dist.get_rank(self.group), dist.get_world_size(self.group)
 
-    def peer(self, step: int) -> int:
-        """Rank, among all processes, of the process `step` places further around the ring."""
-        return dist.get_global_rank(self.group, (self.rank + step) % self.count)
-
-    @property
-    def name(self) -> str:
-        """The group's name, the same on all of its processes."""
-        return str(self.group.group_name)
-
     @property
     def device(self) -> torch.device:
         """Device of the tensors that are made here and sent to the group: nccl takes no CPU tensors."""
@@ -106,6 +97,12 @@ class Members:
         with self.waiting(caller):
             dist.all_gather(found, x, group=self.group)
         return found
+
+    def rows(self, x: Tensor, sizes: tuple[int, ...], caller: str) -> list[Tensor]:
+        """The tensors (..., sizes[rank], ·) of all processes, which may differ in their number of rows."""
+        short = max(sizes) - x.shape[-2]
+        padded = torch.nn.functional.pad(x.detach(), (0, 0, 0, short))
+        return [part[..., :n, :] for part, n in zip(self.collect(padded, caller), sizes, strict=True)]
 
 
 def agree(

@@ -1,5 +1,7 @@
 """The part of a sequence that each process has: `shard` cuts the sequence up, `gather` joins it again."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -57,13 +59,13 @@ def gather(x: Tensor, *, dim: int = -2, order: str = "contiguous", group: Group 
     choice("gather", "order", order, ORDERS)
     size = torch.tensor([x.shape[dim]], device=x.device)
     sizes = tuple(int(n) for n in members.collect(size, "gather"))
-    rows = x.detach().movedim(dim, 0)
-    padded = torch.cat([rows, rows.new_zeros(max(sizes) - rows.shape[0], *rows.shape[1:])])
-    found = [part[:n] for part, n in zip(members.collect(padded, "gather"), sizes, strict=True)]
+    rows = x.movedim(dim, 0)
+    flat = rows.reshape(len(rows), prod(rows.shape[1:]))
+    found = torch.cat(members.rows(flat, sizes, "gather"))
     place = torch.cat([positions(sizes, rank, order, x.device) for rank in range(members.count)])
-    whole = torch.empty_like(torch.cat(found))
-    whole[place] = torch.cat(found)
-    return whole.movedim(0, dim)
+    whole = torch.empty_like(found)
+    whole[place] = found
+    return whole.reshape(len(whole), *rows.shape[1:]).movedim(0, dim)
 
 
 def parts(length: int, count: int, order: str, caller: str) -> tuple[int, ...]:

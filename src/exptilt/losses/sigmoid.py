@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from exptilt._support import checks
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import in_transform
+from exptilt.distributed.collectives import every
 from exptilt.distributed.group import Group, Members, refused_together
-from exptilt.distributed.pairs import pair_sum
 from exptilt.losses.embeddings import REDUCTIONS, cooled, embeddings, paired, peers, reduced, without_autocast
 
 BLOCK = 2**20  # entries of a block of scores: 4 MB in float32
@@ -44,8 +44,7 @@ def sigmoid(
         bias: b, a number or a tensor ``()`` to learn.
         similarity: ``cosine``; ``unit`` if rows have length 1 already (checked); ``dot``.
         reduction: ``mean`` over the images of the sum over texts, ``sum``, or ``none``.
-        group: processes that each pass their own pairs, as in `info_nce`; texts are passed around, and second
-            derivatives raise. None for this process alone.
+        group: processes that each pass their own pairs, as in `info_nce`. None for this process alone.
 
     Returns:
         One number, or ``(B,)``, a sum over texts for each image, with ``reduction="none"``.
@@ -65,13 +64,11 @@ def sigmoid(
         b = shift_of(caller, bias, x)
     options = {"temperature": temperature, "bias": bias, "similarity": similarity, "reduction": reduction}
     among = peers(caller, group, {"image": image, "text": text}, options, image)
-    if among is None:
-        return reduced(caller, pair_losses(x, y, b, 0), reduction)
-
-    def block(texts: Tensor, own: bool, x: Tensor, b: Tensor) -> Tensor:
-        return pair_losses(x, texts, b, 0 if own else None)
-
-    return reduced(caller, pair_sum(block, y, (x, b), *among), reduction, among)
+    first = 0
+    if among is not None:
+        (gathered,), first = every(*among, y), sum(among.sizes[: among.members.rank])
+        y = y if gathered is None else gathered
+    return reduced(caller, pair_losses(x, y, b, first), reduction, among)
 
 
 def shift_of(caller: str, bias: float | Tensor, like: Tensor) -> Tensor:
@@ -83,19 +80,18 @@ def shift_of(caller: str, bias: float | Tensor, like: Tensor) -> Tensor:
     return bias.to(like).reshape(())
 
 
-def pair_losses(x: Tensor, y: Tensor, bias: Tensor, right: int | None) -> Tensor:
-    """Σ_j log(1 + e^{∓s_ij}) for each row of x; `right`: the row of y that belongs to row 0 of x, or None."""
+def pair_losses(x: Tensor, y: Tensor, bias: Tensor, right: int) -> Tensor:
+    """Σ_j log(1 + e^{∓s_ij}) for each row of x; `right` is the row of y that belongs to row 0 of x."""
     rows = max(1, BLOCK // max(1, y.shape[0]))
     keep = in_transform() or not torch.is_grad_enabled()
     found = []
     for first in range(0, x.shape[0], rows):
-        arguments = x[first : first + rows], y, bias, None if right is None else right + first
+        arguments = x[first : first + rows], y, bias, right + first
         found.append(_block(*arguments) if keep else checkpoint(_block, *arguments, use_reentrant=False))
     return torch.cat(found)
 
 
-def _block(x: Tensor, y: Tensor, bias: Tensor, right: int | None) -> Tensor:
+def _block(x: Tensor, y: Tensor, bias: Tensor, right: int) -> Tensor:
     scores = x @ y.T + bias
-    if right is not None:
-        scores = torch.diagonal_scatter(scores, -scores.diagonal(offset=right), offset=right)
+    scores = torch.diagonal_scatter(scores, -scores.diagonal(offset=right), offset=right)
     return -logsigmoid(-scores).sum(-1)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
 from exptilt.distributed.collectives import share
-from exptilt.distributed.replicated import join
+from exptilt.distributed.parts import join
 from exptilt.memory.entmax import entmax_sweep
 from exptilt.memory.patterns import Keys
 from exptilt.tilting import AttentionResult, attend, merge

@@ -1,4 +1,10 @@
-"""Arguments of attend and its kin: checked, and brought to the canonical form of ``problem.py``."""
+"""Arguments of attend and its kin: checked, and brought to the canonical form of ``problem.py``.
+
+Whether the arguments of a call fit together depends on shapes, strides, dtypes, devices and options alone. So
+does the canonical form, unless a tensor has to be expanded, padded or converted, and so does the layout of
+the compiled sweep. `prepare_again` keeps the settings and the layout of every call whose tensors were taken
+unchanged, and does not check a call like it again: a small call then costs little more than its kernel.
+"""
 
 import math
 import os
@@ -14,9 +20,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from exptilt._support.errors import ArgumentError, KeywordError
-from exptilt._support.transforms import autocasts, derivatives_wanted
-from exptilt.tilting.backends.dispatch import BACKENDS, default_backend
-from exptilt.tilting.problem import Inputs, Settings, wide_dtype
+from exptilt._support.transforms import autocasts, derivatives_wanted, is_plain
+from exptilt.tilting.backends.dispatch import BACKENDS, default_backend, forward_layout
+from exptilt.tilting.problem import WIDE, Inputs, Settings
 from exptilt.tilting.score_rule import ScoreRule
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -245,7 +251,7 @@ def prepare(
         _check_main(main)
         _check_numbers(scale, window, softcap, backend)
         dtype = query.dtype
-        wide = wide_dtype(dtype)
+        wide = WIDE[dtype]
         for label, x in extra.items():
             if x is not None and x.dtype not in (dtype, wide) and not casting:
                 hint = f"Convert one of them: {label}.to(query.dtype)."
@@ -286,3 +292,45 @@ def prepare(
     looked_at = device == "cpu" if check is None else bool(check)
     settings = Settings(rule, chosen, looked_at and device != "meta")  # meta tensors hold no numbers
     return Call(inputs, settings, dtype, casting, tracked)
+
+
+_MOST = 4096  # kinds of calls that are remembered
+_known: dict[Any, tuple[Settings, Any]] = {}  # settings, and the layout of the sweep
+
+
+def prepare_again(
+    name: str, query: Tensor, key: Tensor, value: Tensor | None, options: tuple[Any, ...]
+) -> Call:
+    """The checked call of `prepare`, with autocast; a call like an earlier one is not checked again.
+
+    `options` are scale, log_weight, bias, mask, causal, window, softcap, sink, backend and check.
+    """
+    scale, log_weight, bias, mask, causal, window, softcap, sink, backend, check = options
+    found: Any = None
+    if not torch.compiler.is_compiling():
+        try:
+            kind: list[Any] = []
+            for x in (query, key, value, bias, log_weight, sink, mask):
+                if x is None:
+                    kind.append(None)
+                else:
+                    kind += x.__class__, x.shape, x.stride(), x.dtype, x.device
+            tracked = derivatives_wanted((query, key, value, bias, log_weight, sink))
+            kind += scale, scale.__class__, causal, window, window.__class__, softcap, softcap.__class__
+            kind += backend, check, tracked, torch.get_num_threads()
+            known = _known.get(found := tuple(kind))
+        except (AttributeError, TypeError, RuntimeError):
+            found = known = None  # a tensor without strides, or an option that is no number
+        if known is not None and not autocasts(query.device):
+            value = key[..., :0] if value is None else value
+            t = Inputs(query, key, value, bias, log_weight, sink, mask)
+            return Call(t, known[0], query.dtype, False, tracked, known[1])
+    call = prepare(name, query, key, value, *options, autocast=True)
+    given = query, key, call.inputs.value if value is None else value, bias, log_weight, sink, mask
+    if found and not call.autocast and all(x is y for x, y in zip(call.inputs[:7], given, strict=True)):
+        if len(_known) >= _MOST:
+            _known.clear()
+        direct = not tracked and sink is None and all(x is None or is_plain(x) for x in given)
+        layout = forward_layout(call.inputs, call.settings.rule, call.settings.backend) if direct else None
+        _known[found] = call.settings, layout
+    return call

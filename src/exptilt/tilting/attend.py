@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import apply, in_transform, is_batch, transform_compiled
+from exptilt._support.transforms import apply, in_batches, in_transform, transform_compiled
 from exptilt.tilting import plan
-from exptilt.tilting.arguments import Call, explain_keywords
+from exptilt.tilting.arguments import Call, explain_keywords, prepare_again
 from exptilt.tilting.backends import dispatch, reference
 from exptilt.tilting.derivatives import compiled
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.rules import Attend, forward
 from exptilt.tilting.key_side import segment_values, top_keys
 from exptilt.tilting.problem import Inputs, Settings, wide_dtype
-from exptilt.tilting.remembered import prepare_again
 from exptilt.tilting.result import AttentionResult, of_lines, share_of
 
 
@@ -35,11 +34,7 @@ def run(call: Call, *, key_mass: bool = False) -> AttentionResult:
     """The result of a checked call."""
     if call.autocast:  # inputs have been cast already; the sweeps choose their own precision
         with torch.autocast(call.inputs.query.device.type, enabled=False):
-            return _run(call, key_mass)
-    return _run(call, key_mass)
-
-
-def _run(call: Call, key_mass: bool) -> AttentionResult:
+            return run(replace(call, autocast=False), key_mass=key_mass)
     t, settings = call.inputs, call.settings
     compiling = torch.compiler.is_compiling()
     mass: Tensor | None = None
@@ -60,7 +55,7 @@ def _run(call: Call, key_mass: bool) -> AttentionResult:
         else:
             found = apply(Attend, *t, settings)
         output, G, entropy, mean, variance, maximum, weight, gap, shift, _ = found
-    elif call.layout is not None and not any(map(is_batch, t[:3])):  # straight to the kernel
+    elif call.layout is not None and not in_batches():  # straight to the kernel
         rule, backend, check = settings.rule, settings.backend, settings.check
         output, stacked, _ = dispatch.forward(t, rule, backend, check, call.layout)
         if not key_mass:
@@ -328,13 +323,9 @@ def fisher_vector_product(
         )
     t, settings = call.inputs, call.settings
     along = vector.to(t.query.dtype).expand(t.query.shape)
-    compiling = torch.compiler.is_compiling()
-    if settings.backend == "reference" or (compiling and transform_compiled()):
+    if settings.backend == "reference" or (torch.compiler.is_compiling() and transform_compiled()):
         product = _reference_product(call, along)
-    elif compiling:
-        tensors = t.query, t.key, along, t.bias, t.log_weight, t.sink, t.mask, t.packing
-        product = compiled.hessian_product(*tensors, *settings.rule.numbers, settings.backend, settings.check)
-    else:
+    else:  # which the compiler does not look into
         product = masses.hessian_product(t, along, settings)
     product = product.to(call.dtype)
     return product[0] if flat else product

@@ -4,8 +4,7 @@ It is `Inputs.packing`, int64 (..., 1, rows, width), with rows
 
     0       where the queries of each sequence begin, then where the last ends
     1, 2    where the keys of each sequence begin, and where they end
-    3       the seed of dropped weights, how many of 2³² are dropped, keys of a page; absent without either
-    4 …     the page of each sequence's first keys, of the next ones, and so on; then nothing is dropped
+    3       the seed of dropped weights, and how many of 2³² are dropped; absent without
 
 Query i stands at the key that is as far from the end of its sequence's keys as i is from the end of its
 queries.
@@ -16,13 +15,12 @@ import math
 import torch
 from torch import Tensor
 
-PAGES = 4  # the first row of pages
 _ALL, _NEVER = 0xFFFFFFFF, 1 << 40
 
 
 def drops(plan: Tensor) -> bool:
     """Whether a plan drops weights."""
-    return plan.shape[-2] == PAGES
+    return plan.shape[-2] == 4
 
 
 def make(
@@ -31,12 +29,8 @@ def make(
     key_ends: Tensor,
     seed: Tensor | None = None,
     dropped: float = 0.0,
-    pages: Tensor | None = None,
-    page: int = 0,
 ) -> Tensor:
-    """The plan (1, rows, width), from starts (B + 1), (B), ends (B), pages (B, columns) of `page` keys."""
-    seed = query_starts.new_zeros(()) if seed is None else seed
-    numbers = [seed.new_full((), x) for x in (min(round(dropped * 2**32), _ALL), page)]
+    """The plan (1, rows, width), from starts (B + 1), (B) and ends (B)."""
     width = max(3, query_starts.shape[0])
 
     def line(x: Tensor, rest: int | Tensor) -> Tensor:
@@ -44,9 +38,9 @@ def make(
         return torch.cat([x, x.new_zeros(width - x.shape[0]) + rest])
 
     lines = [line(query_starts, query_starts[-1]), line(key_starts, _NEVER), line(key_ends, 0)]
-    if dropped or pages is not None:
-        lines.append(line(torch.stack([seed, *numbers]), 0))
-    lines += [] if pages is None else [line(x, 0) for x in pages.mT]
+    if dropped and seed is not None:
+        cut = seed.new_full((), min(round(dropped * 2**32), _ALL))
+        lines.append(line(torch.stack([seed, cut]), 0))
     return torch.stack(lines).unsqueeze(0)
 
 

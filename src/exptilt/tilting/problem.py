@@ -43,8 +43,7 @@ class InputTangents(NamedTuple):
     sink: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """The results asked of a backward sweep: gradients, and row and column sums of the scores' derivative."""
 
     query: bool = True
@@ -52,12 +51,8 @@ class Needs:
     value: bool = True
     columns: bool = True
     rows: bool = True
-    bias: bool = True
+    bias: bool = True  # only where the bias has a query and a key axis; else it is a row or column sum
     mass: bool = False  # column sums of the weights alone: the derivative of Σ_i G_i by the log-weights
-
-    def flags(self) -> list[bool]:
-        """All fields, in order."""
-        return [self.query, self.key, self.value, self.columns, self.rows, self.bias, self.mass]
 
 
 MASS = Needs(query=False, key=False, value=False, columns=True, rows=False, bias=False, mass=True)
@@ -72,14 +67,12 @@ class Settings:
         backend: name of the backend.
         check: whether a NaN or infinity that reaches a result raises an error.
         needs: of a backward sweep.
-        known: results of `Tangent` or `Second`, if they have been found already.
     """
 
     rule: "ScoreRule"
     backend: str
     check: bool = False
     needs: Needs | None = None
-    known: tuple[Tensor, ...] | None = None
 
 
 class Gradients(NamedTuple):
@@ -114,14 +107,14 @@ class RowStatistics(NamedTuple):
     gap: Tensor
 
 
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+WIDE |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
+"""The dtype that sums are taken in, for each dtype of inputs: float32 for half precision."""
+
+
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums are taken in: float32 for half precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def has_full_bias(t: Inputs) -> bool:
-    """Whether the bias differs both by query and by key; otherwise its gradient is a row or column sum."""
-    return t.bias is not None and t.bias.shape[-2] > 1 and t.bias.shape[-1] > 1
+    return WIDE.get(dtype, dtype)
 
 
 def per_query_head(x: Tensor, heads: int, axis: int) -> Tensor:

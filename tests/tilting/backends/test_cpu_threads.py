@@ -46,7 +46,7 @@ def test_setting_is_used_and_kept(setting, team, monkeypatch):
     expected = xt.attend(*example(length=700), backend="tiled").output
     assert torch.allclose(xt.attend(*example(length=700)).output, expected, atol=1e-5)
     assert torch.get_num_threads() == setting
-    assert asked == [setting]
+    assert asked == ([setting] if setting > 1 else [])  # one thread: the sweep is called directly
 
 
 def test_team_and_pool_do_the_same(monkeypatch):

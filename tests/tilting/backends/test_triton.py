@@ -47,10 +47,11 @@ def attend(compiled=False, **arguments):
 
 def derivatives(tensors, options, dots, bar, output, output_dot, rows):
     t, rule, dots = Inputs(*tensors), ScoreRule(*options), InputTangents(*dots)
+    needs = Needs(bias=t.bias is not None and min(t.bias.shape[-2:]) > 1)
     return (
         gpu.tangent(t, dots, torch.cat([rows[:3], torch.full_like(rows[:1], torch.nan)]), rule),
-        tuple(gpu.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False)),
-        tuple(gpu.gradient(t, bar, output, rows, rule, Needs(), dots, output_dot, whole=False)),
+        tuple(gpu.gradient(t, bar, output, rows[:6], rule, needs)),
+        tuple(gpu.gradient(t, bar, output, rows, rule, needs, dots, output_dot)),
         gpu.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
     )
 
@@ -160,6 +161,10 @@ RANDOM = {seed: draw(seed) for seed in range(40)}
 DEGENERATE = degenerate()
 
 
+def full_bias(t):
+    return t.bias is not None and min(t.bias.shape[-2:]) > 1
+
+
 def derivative_case(seed):
     """A problem in one of four dtypes, with tangents, cotangents and what its forward sweep has found."""
     tensors, options = draw(seed, HALF.get(seed % 6))
@@ -178,7 +183,9 @@ def derivative_case(seed):
     size = 1 + float(lines.variance.max().sqrt()) if lines.variance.numel() else 1.0
     factors = (1, 1 / size, 1 / size**2, 1, 1, 1 / size)  # of a0, a1, a2, pushed, e0, e1
     rows = torch.stack([*known, *(f * like(lines.gap) for f in factors)])
-    return tensors, options, tuple(dots), like(output), output.to(wide), like(output), rows
+    # the tangent of the output about the random `pushed`: kernels with one tile of keys sum it themselves
+    moved, _ = tiled.tangent(t, dots, rows[[0, 1, 2, 6]], rule)
+    return tensors, options, tuple(dots), like(output), output.to(wide), moved, rows
 
 
 DERIVATIVES = {seed: derivative_case(seed) for seed in range(9)}
@@ -194,8 +201,8 @@ def plain_derivatives(tensors, options, dots, bar, output, output_dot, rows, dty
     bar, output, output_dot, rows = map(cast, (bar, output, output_dot, rows))
     return (
         tiled.tangent(t, dots, torch.cat([rows[:3], torch.full_like(rows[:1], torch.nan)]), rule),
-        tiled.gradient(t, bar, output, rows[:6], rule, Needs(), whole=False),
-        tiled.gradient(t, bar, output, rows, rule, Needs(), dots, output_dot, whole=False),
+        tiled.gradient(t, bar, output, rows[:6], rule, Needs(bias=full_bias(t))),
+        tiled.gradient(t, bar, output, rows, rule, Needs(bias=full_bias(t)), dots, output_dot),
         tiled.gradient(t, 0 * bar, output, rows[:3], rule, MASS).column_sum,
     )
 

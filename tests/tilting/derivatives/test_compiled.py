@@ -85,29 +85,14 @@ def test_transforms_inside_and_around_a_compiled_function():
     torch.testing.assert_close(torch.func.grad(around)(q), torch.func.grad(G)(q))
 
 
-@pytest.mark.parametrize(
-    ("compiler", "fullgraph"),
-    [("aot_eager", False), ("aot_eager", True), pytest.param("inductor", True, marks=pytest.mark.slow)],
-)
-def test_compiled_fisher_product(compiler, fullgraph):
-    torch._dynamo.reset()
-    q, k, v = normal(0, 2, 5, 4), normal(1, 1, 9, 4), normal(2, 2, 5, 4)
-
-    def product(q, k, v):
-        return xt.fisher_vector_product(q.sin(), k, v, causal=True, softcap=3.0).cos()
-
-    compiled = torch.compile(product, backend=compiler, fullgraph=fullgraph)
-    torch.testing.assert_close(compiled(q, k, v), product(q, k, v), rtol=1e-5, atol=1e-6)
-
-
-def test_gradient_of_a_compiled_fisher_product():
+def test_fisher_product_between_compiled_parts():
     torch._dynamo.reset()
     inputs = [x.requires_grad_() for x in (normal(0, 2, 5, 4), normal(1, 1, 9, 4), normal(2, 2, 5, 4))]
 
     def product(q, k, v):
-        return xt.fisher_vector_product(q, k, v, scale=0.5).square().sum()
+        return xt.fisher_vector_product(q.sin(), k, v, causal=True, softcap=3.0).cos().sum()
 
     expected = torch.autograd.grad(product(*inputs), inputs)
-    found = torch.autograd.grad(torch.compile(product, fullgraph=True, backend="aot_eager")(*inputs), inputs)
+    found = torch.autograd.grad(torch.compile(product, backend="aot_eager")(*inputs), inputs)
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from exptilt._support.threads import run_region
 from exptilt.tilting.backends.layout import (
-    FLUSH,
     STATISTIC_LINES,
     SUM_LINES,
     Array,
@@ -35,7 +34,7 @@ from exptilt.tilting.backends.layout import (
     tuning,
     zeros,
 )
-from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, has_full_bias, wide_dtype
+from exptilt.tilting.problem import WIDE, Gradients, Inputs, InputTangents, Needs
 from exptilt.tilting.score_rule import ScoreRule
 
 
@@ -47,7 +46,7 @@ def _vectors(x: Tensor) -> Tensor:
 def _canonical(t: Inputs) -> Inputs:
     """The tensors as sweeps read them: contiguous vectors, bias and weights of the dtype of sums, no sink."""
     query, key, value, bias, weight, _, mask, _ = t
-    wide = wide_dtype(query.dtype)
+    wide = WIDE[query.dtype]
     if bias is not None and bias.dtype != wide:
         bias = bias.to(wide)
     if weight is not None:
@@ -83,7 +82,7 @@ def forward_layout(t: Inputs, rule: ScoreRule) -> Layout | None:
     """The layout of a forward sweep over these tensors; None if one of them has to be converted first."""
     read = _canonical(t)
     unchanged = all(x is y for x, y in zip(read[:4], t[:4], strict=True))
-    same_weight = t.log_weight is None or t.log_weight.dtype == wide_dtype(t.query.dtype)
+    same_weight = t.log_weight is None or t.log_weight.dtype == WIDE[t.query.dtype]
     return _layout("forward", read, rule) if unchanged and same_weight else None
 
 
@@ -265,41 +264,35 @@ def heaviest(t: Inputs, rule: ScoreRule, rows: Tensor, count: int) -> tuple[Tens
     return places, weight, rest
 
 
-def _backward(
+def gradient(
     t: Inputs,
-    rule: ScoreRule,
     cotangent: Tensor,
     output: Tensor,
     rows: Tensor,
+    rule: ScoreRule,
     needs: Needs,
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
-    lines: Tensor | None = None,
-    whole: bool = True,
-) -> Gradients | None:
-    """The backward sweep; with `lines` the joint sweep, which writes tangents to `lines` and `output_dot`.
+) -> Gradients:
+    """Gradients from a cotangent of the output, or of its tangent `output_dot` if `dots` are given.
 
-    The joint sweep returns None where it cannot keep the scores of a tile's rows with all keys.
+    rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1.
     """
+    if needs.mass:
+        return _mass(t, rule, rows)
     p, f, _kept = _begin("gradient" if dots is None else "second", t, rule)
     filling = _Filling(p, f)
-    full_bias = needs.bias and has_full_bias(t)
-    f.whole_output = int(whole)
     f.need_query, f.need_key, f.need_value = needs.query, needs.key, needs.value
-    bias_axes: tuple[int, ...] = tuple(t.bias.shape[:-2]) if full_bias and t.bias is not None else ()
+    bias_axes: tuple[int, ...] = tuple(t.bias.shape[:-2]) if needs.bias and t.bias is not None else ()
     order, bounds = _owners(p.lead, p.key_heads, bias_axes)
     f.order, f.bounds = order.ctypes.data, bounds.ctypes.data
     owners, key_tiles, row_tiles = len(bounds) - 1, p.key_tiles(f), p.row_tiles(f)
-    p.divide(f, owners, full_bias)
+    p.divide(f, owners, needs.bias)
     # Where a block's packed keys do not fit on the shelves, each tile of them is packed once, and the rows
     # come to it.
     f.keys_outside = int(not f.thin and row_tiles > 1 and f.shelf_slots < over(key_tiles, f.key_parts))
     if f.keys_outside:
         f.shelf_slots = 1
-    if lines is not None and output_dot is not None:
-        if f.thin or f.cap > 0 or f.key_parts > 1 or f.keys_outside or key_tiles > FLUSH:
-            return None
-        f.joint, f.output, f.statistics = key_tiles, output_dot.data_ptr() or 1, lines.data_ptr()
     filling.operand("cotangent", cotangent)
     filling.operand("attended", output)
     filling.operand("attended_dot", output_dot)
@@ -321,7 +314,7 @@ def _backward(
     columns = made(needs.columns, "column_sum", torch.float64, f.row_parts, *p.lead, p.heads, p.K)
     row_sum = made(needs.rows, "row_sum", torch.float64, f.key_parts, *p.shape)
     bias = none
-    if full_bias and t.bias is not None:
+    if needs.bias and t.bias is not None:
         bias = zeros(tuple(t.bias.shape), p.dtype)
         table, address = table_of(p.lead, p.heads, bias.shape, bias.stride())
         filling.kept.append(table)
@@ -349,45 +342,3 @@ def _backward(
         _summed(row_sum, p.dtype) if needs.rows else none,
         bias,
     )
-
-
-def gradient(
-    t: Inputs,
-    cotangent: Tensor,
-    output: Tensor,
-    rows: Tensor,
-    rule: ScoreRule,
-    needs: Needs,
-    dots: InputTangents | None = None,
-    output_dot: Tensor | None = None,
-    whole: bool = True,
-) -> Gradients:
-    """Gradients from a cotangent of the output, or of its tangent `output_dot` if `dots` are given.
-
-    rows (6, *lead, Hq, Q): shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1. With `whole`
-    False, t has only some of the keys that output and rows belong to.
-    """
-    if needs.mass:
-        return _mass(t, rule, rows)
-    found: Any = _backward(t, rule, cotangent, output, rows, needs, dots, output_dot, whole=whole)
-    return found  # type: ignore[no-any-return]
-
-
-def joint(
-    t: Inputs,
-    cotangent: Tensor,
-    output: Tensor,
-    dots: InputTangents,
-    rows: Tensor,
-    rule: ScoreRule,
-    needs: Needs,
-) -> tuple[Tensor, Tensor, Gradients] | None:
-    """Tangents of the output, then of log-normalizer, gap and variance, and the gradients of `gradient`.
-
-    All come from one sweep; None where it cannot run. rows (7, *lead, Hq, Q): as in `gradient`, then the
-    variance.
-    """
-    dtype = wide_dtype(t.query.dtype)
-    moved, lines = zeros(tuple(output.shape), dtype), zeros((3, *output.shape[:-1]), dtype)
-    found = _backward(t, rule, cotangent, output, rows, needs, dots, moved, lines)
-    return None if found is None else (moved, lines, found)

@@ -21,16 +21,15 @@ import torch
 from torch import Tensor
 
 from exptilt._support import native
-from exptilt._support.errors import ArgumentError, BackendError, ExptiltWarning
+from exptilt._support.errors import ArgumentError, ExptiltWarning
 from exptilt._support.transforms import is_plain, not_traced
 from exptilt.tilting.backends import tiled
-from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, has_full_bias
+from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs
 from exptilt.tilting.score_rule import ScoreRule
 
 _TRITON = (3, 6), (3, 9)  # first (as in pyproject.toml) and last release that the kernels are written for
 _CAPABILITY = (8, 0)
 BACKENDS = ("reference", "tiled", "cpu", "gpu")
-_REGISTERED: dict[str, Any] = {}
 _MODULES = {"cpu": "exptilt.tilting.backends.cpu", "gpu": "exptilt.tilting.backends.triton.launch"}
 
 
@@ -96,30 +95,6 @@ def _obstacle(index: int | None) -> str:
     return ""
 
 
-def register(name: str, sweeps: Any) -> None:
-    """Register an object under a name for `Settings.backend`; its methods sweep keys of several processes.
-
-    It also has `maximum_tangent` and `maximum_gradient`, with arguments as in ``derivatives/identities.py``.
-    """
-    _REGISTERED[name] = sweeps
-
-
-def registered(backend: str) -> Any:
-    """The object registered under that name, or None: then this process has all keys."""
-    return _REGISTERED.get(backend)
-
-
-def refuse_higher(backend: str) -> None:
-    """Raise for a registered backend: derivatives of third order, and twice forward, need all keys."""
-    if backend in _REGISTERED:
-        raise BackendError(
-            "attend: derivatives of third order (second ones of key_mass are), and forward derivatives of "
-            "forward derivatives, are not implemented where queries and keys are sharded. For a second "
-            "derivative "
-            "take the forward derivative of a gradient, or the gradient of a gradient."
-        )
-
-
 @cache
 def _module(backend: str) -> Any:
     return import_module(_MODULES[backend]) if backend in _MODULES else tiled
@@ -127,13 +102,8 @@ def _module(backend: str) -> Any:
 
 def sweep(backend: str, name: str) -> Callable[..., Any]:
     """The backend's function for the sweep `name`."""
-    found: Callable[..., Any] = getattr(_REGISTERED.get(backend) or _module(backend), name)
+    found: Callable[..., Any] = getattr(_module(backend), name)
     return found
-
-
-def joint_sweep(backend: str) -> Callable[..., Any] | None:
-    """The sweep that finds tangents and second derivatives together, or None: not every backend has one."""
-    return None if backend in _REGISTERED else getattr(_module(backend), "joint", None)
 
 
 def forward_layout(t: Inputs, rule: ScoreRule, backend: str) -> Any:
@@ -199,9 +169,8 @@ def tangent(
 ) -> tuple[Tensor, Tensor]:
     """Σ p (ṡ' v + v̇) (..., Hq, Q, Dv) and the four sums, stacked."""
     backend = _usable(backend, t, dots, output, rows)
-    more = {"output": output} if registered(backend) is None else {}  # a ring centres its sums by itself
-    pushed, sums = sweep(backend, "tangent")(_without_sink(t), dots, rows, rule, **more)
-    return pushed, sums
+    found: tuple[Tensor, Tensor] = sweep(backend, "tangent")(_without_sink(t), dots, rows, rule, output)
+    return found
 
 
 def gradient(
@@ -218,9 +187,8 @@ def gradient(
     """The gradients, of shape (0,) where not needed; with `dots` those of a tangent."""
     given = _without_sink(t), cotangent, output, rows, rule, needs, dots, output_dot
     found = sweep(_usable(backend, *given), "gradient")(*given)
-    wanted = [*needs.flags()[:5], needs.bias and has_full_bias(t)]
     none = found.row_sum.new_empty(0)
-    return Gradients(*(x if w else none.clone() for x, w in zip(found, wanted, strict=True)))
+    return Gradients(*(x if w else none.clone() for x, w in zip(found, needs[:6], strict=True)))
 
 
 def _without_sink(t: Inputs) -> Inputs:
@@ -230,7 +198,7 @@ def _without_sink(t: Inputs) -> Inputs:
 
 def _usable(backend: str, *given: Any) -> str:
     """The backend's name, or "tiled" where a tensor is not an ordinary one."""
-    return backend if backend in _REGISTERED or all_plain(given) else "tiled"
+    return backend if all_plain(given) else "tiled"
 
 
 def all_plain(given: Iterable[Any]) -> bool:

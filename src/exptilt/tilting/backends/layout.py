@@ -17,14 +17,13 @@ from torch import Tensor
 from exptilt._support import native
 from exptilt._support.errors import ArgumentError
 from exptilt._support.threads import run_region
-from exptilt.tilting.problem import wide_dtype
+from exptilt.tilting.problem import WIDE
 from exptilt.tilting.score_rule import ScoreRule
 
 Array = np.ndarray[Any, Any]
 KINDS = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
 NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
 THIN = 8  # with at most so many queries in a block, or keys, nothing is packed
-FLUSH = 16  # a joint sweep keeps the scores of at most so many tiles of keys
 # Packed tiles are kept for the next queries of the same head up to this size, per thread and shelf; beyond it
 # they are packed anew.
 _SHELF_BYTES = 4 << 20
@@ -74,6 +73,12 @@ def tuning() -> Tuning:
 def sweep_address(name: str, number: str) -> int:
     """Address of the C function of a sweep for "float32" or "float64"."""
     return native.address(f"{name}_{number}")
+
+
+@cache
+def sweep_function(name: str, number: str) -> Any:
+    """The C function of a sweep, to be called on this thread."""
+    return native.function(f"{name}_{number}")
 
 
 @cache
@@ -139,7 +144,7 @@ class Layout:
         self.heads, self.Q, self.D = query[0][-3:]
         self.key_heads, self.K = key[0][-3:-1]
         self.Dv = value[0][-1]
-        self.dtype = wide_dtype(query[2])
+        self.dtype = WIDE[query[2]]
         self.size = 4 if self.dtype == torch.float32 else 8
         self.number = NUMBERS[self.dtype]
         group = self.heads // max(self.key_heads, 1)
@@ -239,7 +244,10 @@ class Layout:
             return
         threads = min(self.crew, units)
         f.next, f.units, f.chunk = 0, units, max(1, units // (8 * threads))
-        run_region(sweep_address(sweep, self.number), ctypes.addressof(f), threads)
+        if threads > 1:
+            run_region(sweep_address(sweep, self.number), ctypes.addressof(f), threads)
+        else:
+            sweep_function(sweep, self.number)(ctypes.addressof(f))
         if f.failed:
             raise MemoryError("exptilt: no memory is left for the tiles of a sweep of attention")
 

@@ -13,7 +13,6 @@ from exptilt.tilting.problem import (
     Inputs,
     InputTangents,
     Needs,
-    has_full_bias,
     per_key_head,
     per_query_head,
     wide_dtype,
@@ -188,19 +187,17 @@ def gradient(
     needs: Needs,
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
-    whole: bool = True,
 ) -> Gradients:
     """Gradients by the inputs from a cotangent (..., Hq, Q, Dv) of the output, or of its tangent.
 
     rows: shift, inverse, gap, a0, a1, a2; where only the mass of the keys is wanted, the first three. output
     is that of the forward sweep. With `dots` the gradients are those of the forward derivative `output_dot`,
-    and rows have pushed, e0, e1 as well. With `whole` False, t has only some of the keys that output and rows
-    belong to.
+    and rows have pushed, e0, e1 as well.
     """
     t = _widened(t)
     lines = [x.unsqueeze(-1) for x in rows.unbind()]
     if dots is not None and output_dot is not None:
-        return _second(t, cotangent, output, output_dot, dots, lines, rule, needs, whole)
+        return _second(t, cotangent, output, output_dot, dots, lines, rule, needs)
     zero = torch.zeros_like(lines[0])
     a0, a1, a2 = (zero + 1, zero, zero) if needs.mass else lines[3:]
     sums, tiles, middle = _Sums(t, needs), _tiles(t), _middle(t)
@@ -210,7 +207,7 @@ def gradient(
         tile = _Tile(t, rule, j0, j1)
         p, c, some = tile.weights(lines)
         y = _against(cotangent, tile.v - middle)
-        if whole and len(tiles) == 1:  # the same number, from the very terms that it is subtracted from
+        if len(tiles) == 1:  # the same number, from the very terms that it is subtracted from
             met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
             met = met - far * (1 - p.sum(-1, keepdim=True))
         d = torch.where(some, p * (y - met + a0 + c * (a1 + a2 * c)), 0.0)
@@ -228,7 +225,6 @@ def _second(
     lines: list[Tensor],
     rule: ScoreRule,
     needs: Needs,
-    whole: bool,
 ) -> Gradients:
     """`gradient` of a forward derivative."""
     a0, a1, a2, pushed, e0, e1 = lines[3:]
@@ -245,7 +241,7 @@ def _second(
             if dots.value is None
             else _against(cotangent, dots.value[..., j0:j1, :].to(p.dtype))
         )
-        if whole and len(tiles) == 1:
+        if len(tiles) == 1:
             met = torch.where(some, p * y, 0.0).sum(-1, keepdim=True)
             met_dot = torch.where(some, p * (x * y + g), 0.0).sum(-1, keepdim=True)
         y, g = y - met + a0 + c * (a1 + a2 * c), g - met_dot
@@ -266,7 +262,7 @@ class _Sums:
     """Results of a backward sweep: sums over tiles for the queries, one piece per tile for the keys."""
 
     def __init__(self, t: Inputs, needs: Needs):
-        self.t, self.needs, self.full_bias = t, needs, needs.bias and has_full_bias(t)
+        self.t, self.needs = t, needs
         self.heads = t.key.shape[-3]
         self.query, self.rows = torch.zeros_like(t.query), t.query.new_zeros(t.query.shape[:-1])
         self.key: list[Tensor] = []
@@ -303,7 +299,7 @@ class _Sums:
             self.value.append(_gather(p, cotangent, self.heads))
         if self.needs.columns:
             self.columns.append(d.sum(-2))
-        if self.full_bias and self.t.bias is not None:
+        if self.needs.bias and self.t.bias is not None:
             self.bias.append(d.sum_to_size((*self.t.bias.shape[:-1], d.shape[-1])))
 
     def collect(self, scale: float) -> Gradients:
@@ -321,7 +317,7 @@ class _Sums:
 
         (heads, K, D), Dv = self.t.key.shape[-3:], self.t.value.shape[-1]
         bias = none.clone()
-        if self.full_bias and self.t.bias is not None:
+        if self.needs.bias and self.t.bias is not None:
             bias = torch.cat(self.bias, -1)
         return Gradients(
             scale * self.query if self.needs.query else none.clone(),

@@ -1,4 +1,4 @@
-"""Operators for `torch.compile`: attention, key mass and Fisher products, and the gradient of each.
+"""Operators for `torch.compile`: attention and key mass, and the gradient of each.
 
 The compiler refuses functions with forward derivatives of their own, as those of ``rules.py`` are. Inside a
 compiled graph, ``attend.py`` therefore calls the operators here. They run the same sweeps and the same rules
@@ -128,45 +128,6 @@ _pulled_mass = _operator(
 )
 
 
-def _hessian_product(query: Tensor, key: Tensor, vector: Tensor, *given: Any) -> Tensor:
-    """`key_mass.hessian_product` as an operator."""
-    t = Inputs(query, key, key[..., :0], *given[:5])
-    return masses.hessian_product(t, vector, _settings(given[5:]))
-
-
-def _pull_product(bar: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Gradients by query, key, vector, bias, log_weight and sink."""
-    inputs, hidden, numbers, needs = given[:6], given[6:8], given[8:-1], given[-1]
-    wanted = [i for i, (x, need) in enumerate(zip(inputs, needs, strict=True)) if x is not None and need]
-
-    def product(*some: Tensor) -> Tensor:
-        full: list[Any] = list(inputs)
-        for i, x in zip(wanted, some, strict=True):
-            full[i] = x
-        return _hessian_product(*full, *hidden, *numbers)
-
-    _, pull = torch.func.vjp(product, *(inputs[i] for i in wanted))  # type: ignore[misc]
-    found: list[Tensor | None] = [None] * len(inputs)
-    for i, g in zip(wanted, pull(bar), strict=True):
-        found[i] = g
-    return _made(found, inputs, needs)
-
-
-_PRODUCT = f"Tensor query, Tensor key, Tensor vector, {_OPTIONS}"
-hessian_product = _operator(
-    "hessian_product",
-    f"({_PRODUCT}, {_NUMBERS}) -> Tensor",
-    _hessian_product,
-    lambda query, *_: query.new_empty(query.shape, dtype=wide_dtype(query.dtype)),
-)
-_pulled_product = _operator(
-    "hessian_product_backward",
-    f"(Tensor bar, {_PRODUCT}, {_NUMBERS}, bool[] needs) -> ({_list(6, 'Tensor')})",
-    _pull_product,
-    lambda bar, *given: _fake_gradients(given[:6], given[-1]),
-)
-
-
 def _differentiate(operator: Any, tensors: int, differentiable: int, pull: Callable[..., Any]) -> None:
     """Give an operator a backward pass: `pull` of the saved tensors, the cotangents, numbers and needs."""
 
@@ -191,7 +152,4 @@ _differentiate(
 )
 _differentiate(
     key_mass, 11, 5, lambda saved, bars, numbers, needs: _pulled_mass(*bars, *saved, *numbers, needs)
-)
-_differentiate(
-    hessian_product, 8, 6, lambda saved, bars, numbers, needs: _pulled_product(*bars, *saved, *numbers, needs)
 )

@@ -10,7 +10,7 @@ from exptilt._support.transforms import push
 from exptilt.tilting.backends import tiled
 from exptilt.tilting.derivatives import identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
-from exptilt.tilting.derivatives.layout import of_some
+from exptilt.tilting.derivatives.rows import of_some
 from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics
 from exptilt.tilting.score_rule import ScoreRule
 

@@ -183,11 +183,6 @@ def second_rows(stats: Statistics, bar: Cotangents, dot: Tangents) -> Tensor:
     return _rows(stats, a0, a1, a2, dot.log_normalizer, e0, -2 * a2 * dot.gap)
 
 
-def joint_rows(stats: Statistics, bar: Cotangents) -> Tensor:
-    """The rows of the sweep that finds tangents by itself: those of the gradient, then the variance."""
-    return _rows(stats, *_coefficients(stats, bar), stats.variance)
-
-
 def second_sink(
     stats: Statistics,
     bar: Cotangents,

@@ -19,9 +19,22 @@ from torch import Tensor
 from torch.autograd import Function
 
 from exptilt._support.transforms import apply
-from exptilt.tilting.derivatives.layout import of_some
 
 Results = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+def of_some(
+    function: Callable[..., tuple[Tensor, ...]], arguments: Sequence[Any], some: Sequence[int]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function of the arguments numbered `some` alone, the others fixed."""
+
+    def partial(*x: Tensor) -> tuple[Tensor, ...]:
+        full = list(arguments)
+        for i, value in zip(some, x, strict=True):
+            full[i] = value
+        return function(*full)
+
+    return partial
 
 
 @dataclass(frozen=True, eq=False)

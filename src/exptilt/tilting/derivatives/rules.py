@@ -41,8 +41,8 @@ what depends on them is already in the formulas above.
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial, wraps
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -51,21 +51,47 @@ from torch.autograd import Function
 
 from exptilt._support.transforms import (
     apply,
+    as_batch,
     derivatives_wanted,
     forward_derivatives,
     in_batches,
     in_transform,
-    is_concrete,
+    is_batch,
     is_wrapped,
+    without_batch,
     without_tangent,
 )
 from exptilt.tilting.backends import dispatch
-from exptilt.tilting.backends.dispatch import refuse_higher, registered
 from exptilt.tilting.derivatives import higher, identities
 from exptilt.tilting.derivatives.identities import Cotangents, Statistics, Tangents
-from exptilt.tilting.derivatives.layout import Layout
-from exptilt.tilting.derivatives.vmap import fold, fold_batches
-from exptilt.tilting.problem import Inputs, InputTangents, Needs, RowStatistics, Settings
+from exptilt.tilting.problem import Inputs, InputTangents, RowStatistics, Settings
+
+
+class Layout:
+    """The order of an autograd function's flat arguments: named groups (NamedTuples), then one `Settings`."""
+
+    def __init__(self, **groups: Any):
+        self.groups: dict[str, Any] = groups
+        ends = list(accumulate(len(group._fields) for group in groups.values()))
+        self.slices = {name: slice(a, b) for name, a, b in zip(groups, [0, *ends], ends, strict=False)}
+        self.count = ends[-1]
+
+    def flat(self, settings: Any, **groups: Any) -> tuple[Any, ...]:
+        """The flat arguments: the members of all groups, then the settings."""
+        return (*(x for name in self.groups for x in groups[name]), settings)
+
+    def read(self, arguments: Any) -> dict[str, Any]:
+        """The groups, from arguments or saved tensors, by name."""
+        return {name: self.groups[name](*arguments[part]) for name, part in self.slices.items()}
+
+    def gradients(self, **groups: Any) -> tuple[Tensor | None, ...]:
+        """Return value of a backward rule: the given groups' gradients, None for all other arguments."""
+        result: list[Tensor | None] = [None] * (self.count + 1)
+        for name, values in groups.items():
+            start = self.slices[name].start
+            result[start : start + len(values)] = values
+        return tuple(result)
+
 
 ATTEND = Layout(inputs=Inputs)
 TANGENT = Layout(inputs=Inputs, dots=InputTangents, stats=Statistics)
@@ -89,8 +115,7 @@ def _save(ctx: Any, settings: Settings, *tensors: Tensor | None) -> None:
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
     ctx.set_materialize_grads(False)
-    # a result must not keep itself alive
-    ctx.settings = settings if settings.known is None else replace(settings, known=None)
+    ctx.settings = settings
 
 
 def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,6 +136,37 @@ def _forwards_too(jvp: Callable[..., Any]) -> Callable[..., Any]:
     return tracked
 
 
+def fold(function: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
+    """The `vmap` rule of these functions: mapped axes become a batch axis in front; the rest is expanded."""
+
+    def mapped(x: Any, dim: int | None) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+    results = function.apply(*(mapped(x, dim) for x, dim in zip(arguments, in_dims, strict=True)))
+    # () stands for what is not needed
+    made = tuple(x if x.dim() else x.expand(info.batch_size) for x in results)
+    return made, (0,) * len(made)
+
+
+def fold_batches(forward: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """A forward rule that takes batches of ``grad(is_grads_batched=True)`` too, which ask no `vmap` rule."""
+
+    @wraps(forward)
+    def folded(*arguments: Any) -> tuple[Tensor, ...]:
+        if not (level := in_batches()):
+            return forward(*arguments)
+        batch = next((x for x in arguments if isinstance(x, Tensor) and is_batch(x)), None)
+        if batch is None:
+            return forward(*arguments)
+        size = without_batch(batch, level, 1).shape[0]
+        plain = (without_batch(x, level, size) if isinstance(x, Tensor) else x for x in arguments)
+        return tuple(as_batch(x, level) if x.dim() else x for x in forward(*plain))
+
+    return folded
+
+
 def forward(t: Inputs, settings: Settings) -> tuple[Tensor, RowStatistics, Tensor | None, Tensor]:
     """Output, lines, shift (None: the maximum) and place of the maximum, the sink counted; no derivatives."""
     if t.sink is not None and settings.check:
@@ -129,7 +185,7 @@ class Attend(Function):
     @staticmethod
     @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        output, lines, shift, best = forward(Inputs(*ATTEND.part("inputs", arguments)), arguments[-1])
+        output, lines, shift, best = forward(Inputs(*arguments[:-1]), arguments[-1])
         return (
             output,
             *(x.clone() for x in lines),
@@ -149,8 +205,7 @@ class Attend(Function):
         o, G, entropy, mean, variance, at_maximum = bars[:6]
         found = InputTangents()
         if at_maximum is not None:
-            keys = registered(ctx.settings.backend) or identities
-            found = keys.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
+            found = identities.maximum_gradient(t, at_maximum, best, maximum, ctx.settings.rule)
         if any(x is not None for x in (o, G, entropy, mean, variance)):
             G, mean = _sum(G, entropy), _sum(mean, None if entropy is None else -entropy)
             if o is None:  # nothing flows through the values: leave them out of the sweep
@@ -166,15 +221,11 @@ class Attend(Function):
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         t, stats, maximum, best = _saved_of_attend(saved)
         dots, settings = InputTangents(*tangents[: len(InputTangents._fields)]), ctx.settings
-        shared = registered(settings.backend)
-        if shared is None:
-            moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
-            # where one key has most of the weight, no sum is as near to Σ p ṡ as that key's ṡ
-            heavy = 2 * torch.exp(maximum - stats.shift) > stats.weight
-            stats = stats._replace(near=torch.where(heavy, moved, math.nan))
+        moved = identities.maximum_tangent(t, dots, best, maximum, settings.rule)
+        # where one key has most of the weight, no sum is as near to Σ p ṡ as that key's ṡ
+        heavy = 2 * torch.exp(maximum - stats.shift) > stats.weight
+        stats = stats._replace(near=torch.where(heavy, moved, math.nan))
         o, G, gap, variance = apply(Tangent, *TANGENT.flat(settings, inputs=t, dots=dots, stats=stats))
-        if shared is not None:
-            moved = shared.maximum_tangent(t, dots, best, maximum, settings.rule)
         return o, G, -gap, G + gap, variance, moved, None, None, None, None
 
 
@@ -190,8 +241,6 @@ class Tangent(Function):
     @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = TANGENT.read(arguments), arguments[-1]
-        if settings.known is not None:
-            return tuple(settings.known)
         t, dots, stats = a["inputs"], a["dots"], a["stats"]
         rows = identities.tangent_rows(stats)
         pushed, sums = dispatch.tangent(t, dots, stats.output, rows, settings.rule, settings.backend)
@@ -209,7 +258,7 @@ class Tangent(Function):
             o, G - gap, gap, variance
         )  # the gap's tangent is the mean's less the log-normalizer's
         primal = second(a["inputs"], bar, a["dots"], a["stats"], dot, ctx.settings, ctx.needs_input_grad)
-        wanted = TANGENT.part("dots", ctx.needs_input_grad)
+        wanted = ctx.needs_input_grad[TANGENT.slices["dots"]]
         linear = InputTangents()
         if any(wanted):
             linear = gradient(a["inputs"], bar, a["stats"], ctx.settings, wanted)
@@ -219,7 +268,6 @@ class Tangent(Function):
     @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        refuse_higher(ctx.settings.backend)
         return higher.push_tangent(TANGENT.read(saved), TANGENT.read(tangents), ctx.settings.rule)
 
 
@@ -270,8 +318,6 @@ class Second(Function):
     @fold_batches
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         a, settings = SECOND.read(arguments), arguments[-1]
-        if settings.known is not None:
-            return tuple(settings.known)
         t, bar, dots, stats, dot = (a[name] for name in ("inputs", "bar", "dots", "stats", "dot"))
         rows = identities.second_rows(stats, bar, dot)
         settled = settings.rule, settings.backend, settings.needs
@@ -289,7 +335,6 @@ class Second(Function):
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
-        refuse_higher(ctx.settings.backend)
         found = higher.pull_second(
             SECOND.read(ctx.saved_tensors), bars, ctx.settings.rule, ctx.settings.needs
         )
@@ -298,7 +343,6 @@ class Second(Function):
     @staticmethod
     @_forwards_too
     def jvp(ctx: Any, saved: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        refuse_higher(ctx.settings.backend)
         return higher.push_second(
             SECOND.read(saved), SECOND.read(tangents), ctx.settings.rule, ctx.settings.needs
         )
@@ -361,32 +405,12 @@ def second(
     dot: Tangents,
     settings: Settings,
     wanted: Any,
-    known: tuple[Tensor, ...] | None = None,
 ) -> InputTangents:
     """∇Φ by the wanted inputs, differentiable."""
     if not any(wanted[:6]):
         return InputTangents()
-    needing = replace(_needing(t, settings, wanted), known=known)
-    flat = SECOND.flat(needing, inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
+    flat = SECOND.flat(_needing(t, settings, wanted), inputs=t, bar=bar, dots=dots, stats=stats, dot=dot)
     return _present(apply(Second, *flat), t, wanted)
-
-
-def _joint(
-    t: Inputs, bar: Cotangents, stats: Statistics, dots: InputTangents, settings: Settings, needs: Needs
-) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Results of `Tangent` and of `Second`, if the backend finds both in one sweep; else None and None."""
-    sweep = dispatch.joint_sweep(settings.backend) if t.sink is None and any(needs.flags()) else None
-    tensors = [x for group in (t, bar, stats, dots) for x in group if x is not None]
-    found = None
-    if sweep is not None and is_concrete(*tensors) and dispatch.all_plain(tensors):
-        rows = identities.joint_rows(stats, bar)
-        found = sweep(t, bar.output, stats.output, dots, rows, settings.rule, needs)
-    if found is None:
-        return None, None
-    output, lines, gradients = found
-    tangents = (output, *(x.clone() for x in lines))
-    still = torch.zeros_like(bar.log_normalizer)
-    return tangents, _filled(identities.spread(gradients, t, still), bar.log_normalizer)
 
 
 def pull_gradient(
@@ -394,9 +418,6 @@ def pull_gradient(
 ) -> tuple[InputTangents, Cotangents]:
     """Gradients by the wanted inputs, and by the statistics' cotangents, from a cotangent of the gradient."""
     plain = Settings(settings.rule, settings.backend)
-    needs = identities.needs_of(t, tuple(bool(w) for w in wanted[:6]))
-    tangents, gradients = _joint(t, bar, stats, dots, plain, needs)
-    flat = TANGENT.flat(replace(plain, known=tangents), inputs=t, dots=dots, stats=stats)
-    dot = Tangents(*apply(Tangent, *flat))
+    dot = Tangents(*apply(Tangent, *TANGENT.flat(plain, inputs=t, dots=dots, stats=stats)))
     by_bar = Cotangents(dot.output, dot.log_normalizer, dot.log_normalizer + dot.gap, dot.variance)
-    return second(t, bar, dots, stats, dot, plain, wanted, gradients), by_bar
+    return second(t, bar, dots, stats, dot, plain, wanted), by_bar

@@ -138,11 +138,11 @@ def spilled(sweep, part, generation, number, full=False, made=None):
     found = gpu_audit.compiled(generation, call, 64)
     return found["spilled"] if found["matrix"] else "no matrix instruction"
 
-starts, table = torch.tensor([0, 500, 1024]), torch.zeros(2, 32, dtype=torch.int64)
-pages = plan.make(starts, starts[:-1], starts[1:], pages=table, page=16)
+starts = torch.tensor([0, 500, 1024])
+packed = plan.make(starts, starts[:-1], starts[1:])
 dropped = plan.make(starts, starts[:-1], starts[1:], torch.tensor(3), 0.1)
 found = {
-    "pages": spilled("forward", "forward", "sm80", torch.bfloat16, made=pages),
+    "packed": spilled("forward", "forward", "sm80", torch.bfloat16, made=packed),
     "dropped": spilled("gradient", "gradient by keys", "sm90", torch.bfloat16, made=dropped),
     "forward": spilled("forward", "forward", "gfx942", torch.float16, full=True),
     "second": spilled("second", "second by keys", "gfx942", torch.float32, full=True),
@@ -153,7 +153,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_plans_and_amd_compile(tmp_path):
-    """Machine code for pages and dropped weights, and for AMD's MI300: nothing spilled, matrix cores used."""
+    """Machine code for packed sequences, dropped weights and MI300: nothing spilled, matrix cores used."""
     found = read(AUDIT, TRITON_CACHE_DIR=str(tmp_path))
     assert found == dict.fromkeys(found, 0)
     assert len(found) == 4

@@ -16,7 +16,7 @@ and joins the same five numbers of each new tile, rebased to the larger m, by th
 import triton
 import triton.language as tl
 
-from exptilt.tilting.backends.triton.scores import joined, keys_seen, placed, rows_of, scores, vectors
+from exptilt.tilting.backends.triton.scores import joined, keys_seen, rows_of, scores, vectors
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
         # the tile's own five numbers, relative to the larger maximum
         high = tl.max(s, 1)
         at_high = tl.min(tl.where(s == high[:, None], j[None, :], j0 + KIND.keys), 1)
-        found = tl.where(high > top, placed(f, at_high), found)
+        found = tl.where(high > top, at_high, found)
         m = tl.maximum(high, top)
         shift = tl.where(m == float("-inf"), 0.0, m)
         s = s - shift[:, None]
@@ -72,10 +72,7 @@ def forward_kernel(f, output, lines, best, scale: tl.float64, cap: tl.float64, K
         mean = tl.where(z > old, c - gap * (old * inverse), mean + gap * (z * inverse))
         top = m
         if f.value.at is not None:
-            there = j < f.K
-            if f.pages.at is not None:  # unwritten entries of a page may be anything
-                there = tl.max(e, 0) > 0
-            v = vectors(f.value, n, g, placed(f, j), there, u, f.Dv)
+            v = vectors(f.value, n, g, j, j < f.K, u, f.Dv)
             o = joined(e, v, o * rebase[:, None], KIND.precision)
 
     alive = weight > 0

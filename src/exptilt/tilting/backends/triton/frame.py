@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from exptilt.tilting.plan import PAGES, drops, spans
+from exptilt.tilting.plan import drops, spans
 from exptilt.tilting.problem import Inputs, InputTangents
 from exptilt.tilting.score_rule import ScoreRule
-
-NEVER = 1 << 30  # beyond every key
 
 
 class Operand(NamedTuple):
@@ -31,7 +29,7 @@ class Frame(NamedTuple):
     """A problem; members as in ``problem.py``, mask as bytes, weight for log_weight.
 
     Of a plan (``plan.py``): which keys each query sees (batch, 2, Q), which queries see each key (batch, 2,
-    K), seed and share of dropped weights (batch, 2), pages with their number for a stride, keys of a page.
+    K), seed and share of dropped weights (batch, 2).
     """
 
     query: Operand
@@ -43,8 +41,6 @@ class Frame(NamedTuple):
     seen: Operand
     seen_by: Operand
     random: Operand
-    pages: Operand
-    page: Any
     heads: int
     group: int
     weight_group: int
@@ -88,17 +84,14 @@ def flat(t: Inputs) -> Inputs:
     return Inputs(*(one_batch_axis(x, lead) for x in t))  # type: ignore[arg-type]
 
 
-def _plan_of(t: Inputs, rule: ScoreRule) -> tuple[Operand, Operand, Operand, Operand, Any]:
+def _plan_of(t: Inputs, rule: ScoreRule) -> tuple[Operand, Operand, Operand]:
     """The members of a frame that come from a plan."""
     if t.packing is None:
-        return operand(None, 3), operand(None, 3), operand(None, 2), operand(None, 1), None
+        return operand(None, 3), operand(None, 3), operand(None, 2)
     plan = t.packing[:, 0]
     views = spans(plan, rule.causal, rule.window, t.query.shape[2], t.key.shape[2])
     seen, by = (operand(x.to(torch.int32), 3) for x in views)
-    if plan.shape[1] <= PAGES:
-        return seen, by, operand(plan[:, 3, :2] if drops(plan) else None, 2), operand(None, 1), None
-    table = plan[0, PAGES:, :-1].mT.to(torch.int32).contiguous()
-    return seen, by, operand(None, 2), Operand(table, (table.numel(),)), plan[0, 3, 2:]
+    return seen, by, operand(plan[:, 3, :2] if drops(plan) else None, 2)
 
 
 def frame_of(t: Inputs, rule: ScoreRule) -> Frame:
@@ -109,7 +102,6 @@ def frame_of(t: Inputs, rule: ScoreRule) -> Frame:
     shared = 1 if t.log_weight is None else heads // t.log_weight.shape[1]
     window = 0 if rule.window is None else min(rule.window, Q + K)  # a wider one hides nothing
     vectors, plan = (operand(t.query), operand(t.key), operand(t.value)), _plan_of(t, rule)
-    K = NEVER if plan[3].at is not None else K  # counted along the pages, up to where the queries' views end
     return Frame(*vectors, *planes, *plan, heads, heads // key_heads, shared, Q, K, D, Dv, window)
 
 

@@ -15,15 +15,7 @@ from torch import Tensor
 from exptilt._support.errors import MissingExtraError
 from exptilt.tilting.backends.triton import frame
 from exptilt.tilting.backends.triton.config import NARROWEST, Kind, kind_of
-from exptilt.tilting.problem import (
-    Gradients,
-    Inputs,
-    InputTangents,
-    Needs,
-    RowStatistics,
-    has_full_bias,
-    wide_dtype,
-)
+from exptilt.tilting.problem import Gradients, Inputs, InputTangents, Needs, RowStatistics, wide_dtype
 from exptilt.tilting.score_rule import ScoreRule
 
 try:
@@ -153,12 +145,10 @@ def gradient(
     needs: Needs,
     dots: InputTangents | None = None,
     output_dot: Tensor | None = None,
-    whole: bool = True,
 ) -> Gradients:
     """Gradients from a cotangent (..., Hq, Q, Dv) of the output, or of its tangent if `dots` are given.
 
-    rows: shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1. With `whole` False, t has only
-    some of the keys that output and rows belong to.
+    rows: shift, inverse, gap, a0, a1, a2; with `dots` then pushed, e0, e1.
     """
     if not needs.mass:
         met = [_met(t, rule, cotangent, x)[None] for x in (output, output_dot) if x is not None]
@@ -177,7 +167,7 @@ def gradient(
     ) -> None:
         def launch(kind: Kind, options: dict[str, Any]) -> None:
             made = (x if not isinstance(x, Tensor) or x.numel() else None for x in results)
-            options = options | {"KIND": kind._replace(alone=whole and kind.keys >= K)}
+            options = options | {"KIND": kind._replace(alone=kind.keys >= K)}
             kernel[grid(kind)](*given, *made, SECOND=second, **more, **options)
 
         sweep = "key mass" if needs.mass else f"{'second' if second else 'gradient'} by {part}"
@@ -186,7 +176,7 @@ def gradient(
     query, row_sum = new(needs.query, *shape), new(needs.rows, *shape[:-1])
     key, value = new(needs.key, *lead, key_heads, K, D), new(needs.value, *lead, key_heads, K, Dv)
     column_sum, bias, size = new(needs.columns, *lead, heads, K), new(False), N * heads * Q
-    if original is not None and t.bias is not None and needs.bias and has_full_bias(t):
+    if original is not None and t.bias is not None and needs.bias:
         own = t.bias.shape[:2]
         bias = new(True, *t.bias.shape)
         if size and K:

@@ -137,22 +137,13 @@ def span_of_all(x, n, i, there, last):
 
 
 @triton.jit
-def placed(f, j):
-    """Positions of the keys j in the tensor of keys: j itself, unless there are pages."""
-    if f.pages.at is not None:
-        page = tl.load(f.page).to(tl.int32)
-        j = tl.load(f.pages.at + tl.minimum(j // page, f.pages.steps[0] - 1)) * page + j % page
-    return j
-
-
-@triton.jit
 def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.constexpr):
     """Scores, −inf where hidden, and slope and bend of the softcap, each (rows, keys).
 
     They are those of queries i of heads h against keys j of key head g.
     """
-    inside, at = j < f.K, placed(f, j)
-    s = inner(f.query, f.key, n, h, g, i, real, at, inside, f.D, number, KIND.whole_d, KIND)
+    inside = j < f.K
+    s = inner(f.query, f.key, n, h, g, i, real, j, inside, f.D, number, KIND.whole_d, KIND)
     s = s * tl.full([1, 1], scale, number)
     slope, bend = s, s
     if KIND.cap:
@@ -164,7 +155,7 @@ def scores(f, scale, cap, n, g, h, i, real, j, number: tl.constexpr, KIND: tl.co
     if f.bias.at is not None:
         s += plane(f.bias, n, h, i, j, seen)
     if f.weight.at is not None:
-        s += weights_of(f.weight, n, h // f.weight_group, at, seen)
+        s += weights_of(f.weight, n, h // f.weight_group, j, seen)
     own = i + (f.K - f.Q)  # the key that stands at the query's own place: both sequences end together
     if KIND.causal:
         seen = seen & (j[None, :] <= own[:, None])
