@@ -49,19 +49,19 @@ EXPTILT_FRAME(Smoothing, SMOOTHER_FIELDS)
 INLINE int rauch_room(int n) { return 4 * n * n + n + law_size(n); }
 
 // Writes the law at `source` given that of the next step, at `later`, to which `way` leads. `scratch`
-// (`rauch_room`) is left with J' and P̂ J'.
+// (`rauch_room`) begins with J' and P̂ J'.
 template <class Number, class N>
 INLINE void rauch(N n, const Number* way, const Number* source, const double* later,
                   Number* __restrict target, Number* __restrict scratch) {
   const int nn = n * n;
   Number *gain = scratch, *cross = gain + nn, *Y = cross + nn, *gap = Y + nn, *ahead = gap + n;
   Number* const S = ahead + n;
-  predict(n, way, source, ahead, Y);
+  predict<false>(n, way, source, ahead, Y);
   for (int i = 0; i < n; ++i) gap[i] = S[i * n + i];
   factor(n, S, gap, ROUNDING * n, INFINITE);
   solve_lower(n, n, S, Y);
-  copy(nn, Y, gain);
-  scale_rows(n, n, S, gain);
+  for (int a = 0; a < n; ++a)
+    for (int i = 0; i < n; ++i) gain[a * n + i] = Y[a * n + i] * S[a * n + a];
   multiply<-1, true>(n, n, n, view<Number>(Y, 1, n), gain, source + n, target + n);
   solve_upper(n, n, S, gain);
   for (int i = 0; i < n; ++i) gap[i] = Number(later[i]) - ahead[i];

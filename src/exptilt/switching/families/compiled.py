@@ -13,17 +13,34 @@ from torch import Tensor
 from exptilt._support import native
 from exptilt._support.errors import ArgumentError
 from exptilt._support.threads import run_kernel
-from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma, NormalInverseWishart
+from exptilt.families import (
+    Beta,
+    Dirichlet,
+    ExponentialFamily,
+    Gamma,
+    Gaussian,
+    NormalGamma,
+    NormalInverseWishart,
+    Wishart,
+)
 from exptilt.families.relations import _log_base, moved
 
 from ..arrays import METHODS, filled
-from .dynamics import DiscountedDynamics
+from .dynamics import DiscountedDynamics, LinearDynamics
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
 # as in csrc/families/conjugate.hpp
-COMPILED: dict[type, int] = {Gamma: 0, Beta: 1, Dirichlet: 1, NormalGamma: 2, NormalInverseWishart: 3}
+COMPILED: dict[type, int] = {
+    Gamma: 0,
+    Beta: 1,
+    Dirichlet: 1,
+    NormalGamma: 2,
+    NormalInverseWishart: 3,
+    Wishart: 4,
+    Gaussian: 5,
+}
 
 
 class Passed(NamedTuple):
@@ -64,18 +81,23 @@ class Compiled:
         near = rows if self.centre is None else rows - self.centre
         count = len(rows)
         prior, K = self.about(model.prior), model._size
-        self.groups = prior.size if isinstance(prior, NormalInverseWishart) else 1
-        if isinstance(prior, Gamma | Beta | NormalGamma):
-            self.groups = K // (4 if isinstance(prior, NormalGamma) else 2)
+        self.groups = 1 if isinstance(prior, Dirichlet) else near.shape[1]
         self.evidence = flat(model._evidence(near), count, K)
-        self.log_base = flat(_log_base(model.likelihood, rows).expand(count), count)
+        self.log_base = flat(_log_base(model.likelihood, near).expand(count), count)
         self.seen = there.contiguous().numpy()
         M = len(model.dynamics)
         self.prior = flat(prior.natural_parameter.expand(M, K), M, K)
         moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
-        self.discount = np.array([float(move.discount) for move in moves])
-        rests = [self.about(move.rest).natural_parameter for move in moves]
-        self.rest = flat(torch.stack(torch.broadcast_tensors(*rests)), M, K)
+        linear = [move for move in model.dynamics if isinstance(move, LinearDynamics)]
+        self.discount, self.rest, self.map = np.ones(M), self.prior, np.zeros(0)
+        if moves:
+            self.discount = np.array([float(move.discount) for move in moves])
+            rests = [self.about(move.rest).natural_parameter for move in moves]
+            self.rest = flat(torch.stack(torch.broadcast_tensors(*rests)), M, K)
+        else:
+            linear[0](model.prior)
+            parts = [torch.cat([move.dynamics.reshape(-1), move.process_noise.diagonal()]) for move in linear]
+            self.map = flat(torch.stack(parts), M, len(parts[0]))
         assert model.initial_probability is not None
         with np.errstate(divide="ignore"):
             self.log_transition = np.log(flat(model.transition, M, M))
@@ -186,7 +208,7 @@ def impossible(what: str, step: int, y: Tensor) -> str:
 
 def centre_of(prior: ExponentialFamily, rows: Tensor, there: Tensor) -> Tensor | None:
     """The mean of the data, where the prior is of a location: squares about it lose fewer digits."""
-    if not isinstance(prior, NormalGamma | NormalInverseWishart) or not bool(there.any()):
+    if not isinstance(prior, NormalGamma | NormalInverseWishart | Gaussian) or not bool(there.any()):
         return None
     return rows[there].mean(0)
 

@@ -41,7 +41,7 @@ from exptilt._support.checks import choice, entries, finite, number, whole
 from exptilt._support.checks import generator as check_generator
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import derivatives_wanted, pytree
-from exptilt.families import ExponentialFamily, Gaussian, predictive
+from exptilt.families import ExponentialFamily, Gamma, Gaussian, predictive
 from exptilt.families.relations import evidence_of, moved, supports
 
 from ..arrays import METHODS
@@ -212,6 +212,13 @@ class SwitchingFamily:
         return self.prior if self.prior.batch_shape else self.prior.expand((len(self.dynamics),))
 
     @cached_property
+    def _is_compiled(self) -> bool:
+        """Whether the core has these beliefs and dynamics."""
+        if all(isinstance(move, DiscountedDynamics) for move in self.dynamics):
+            return type(self.prior) in COMPILED
+        return isinstance(self.prior, Gamma) and all(isinstance(m, LinearDynamics) for m in self.dynamics)
+
+    @cached_property
     def _tensors(self) -> list[Tensor]:
         """All tensors of the model."""
         parts: list[Any] = [self.transition, self.initial_probability, *pytree.tree_leaves(self.prior)]
@@ -226,8 +233,7 @@ class SwitchingFamily:
         """The pass over all series, the data, and the observations with which of them are there."""
         data, rows, there = self._series(y, what)
         slow = derivatives_wanted([rows, *self._tensors])
-        discounted = all(isinstance(move, DiscountedDynamics) for move in self.dynamics)
-        if not slow and discounted and type(self.prior) in COMPILED:
+        if not slow and self._is_compiled:
             return Compiled(self, rows, there, data.starts).run(method, what), data, rows, there
         linear = None if slow else self._linear()
         if linear is None:
