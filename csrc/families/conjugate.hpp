@@ -35,7 +35,8 @@ enum Family : int { GAMMA = 0, DIRICHLET = 1, NORMAL_GAMMA = 2, NORMAL_WISHART =
   place(const double, map)            /* (M, D·D + D): W, q; or 0 */ \
   place(const double, log_transition) /* (M, M) */               \
   place(const double, log_initial)    /* (M,) */                 \
-  place(double, belief)               /* (rows of results, M, K) */
+  place(double, belief)               /* (rows of results, M, K): θ; of a Gaussian (m, pack(P)), of a Wishart \
+                                         law its mean in place of the inverse of its scale */
 EXPTILT_FRAME(ConjugateSeries, CONJUGATE_FIELDS)
 
 class Conjugate {
@@ -77,7 +78,12 @@ class Conjugate {
   }
   void load(int64_t series, int64_t t, bool) { row = f.starts[series] + t; }
   void keep(int64_t place, const double* state) {
-    for (int j = 0; j < modes; ++j) copy(K, state + j * size, f.belief + (place * modes + j) * K);
+    for (int j = 0; j < modes; ++j) {
+      const double* const theta = state + j * size;
+      double* const out = f.belief + (place * modes + j) * K;
+      copy(K, family >= WISHART ? theta + K : theta, out);
+      if (family == WISHART) out[K - 1] = theta[K - 1];
+    }
   }
   void read(int, int, const double*, Four*) {}
 
