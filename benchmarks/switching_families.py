@@ -1,7 +1,7 @@
 """Filters of counts and other families beside `SwitchingLinearGaussian`'s, in one interleaved run.
 
-M = 2 modes, GPB2 and IMM, one series of 5,000 steps in float64 (20 where nothing is compiled): microseconds
-of one thread's processor time a step, the least of many. One number is observed, by Dirichlet laws three.
+M = 2 modes, GPB2 and IMM, one series of 5,000 steps in float64: microseconds of one thread's processor time a
+step, the least of many. One number is observed, by Dirichlet laws three.
 The goal: every family takes at most 5 times what the Gaussian filter takes.
 """
 
@@ -16,7 +16,6 @@ import torch
 import harness
 from exptilt import families as f
 from exptilt.switching import DiscountedDynamics, SwitchingFamily, SwitchingLinearGaussian
-from exptilt.switching.families.compiled import COMPILED
 from harness import Goal
 
 PAGE = harness.FOLDER.parent / "filters_and_attention.md"
@@ -109,8 +108,8 @@ def cases(method: str, steps: int) -> dict[str, tuple[int, Callable[[], object]]
         "Gaussian": (steps, lambda: linear.filter(y, method=method))
     }
     for name, (model, kind) in models().items():
-        part = series[kind] if type(model.prior) in COMPILED else series[kind][:20]
-        found[name] = len(part), lambda model=model, part=part: model.filter(part, method=method)
+        part = series[kind]
+        found[name] = steps, lambda model=model, part=part: model.filter(part, method=method)
     return found
 
 

@@ -6,13 +6,14 @@
 //     Gamma            A = log Γ(a) − a log b                          θ = (−b, a − 1)
 //     Beta, Dirichlet  A = Σ log Γ(α_k) − log Γ(Σ α_k)                 θ = α − 1
 //     NormalGamma      A = log Γ(a) − a log b − ½ log κ                θ = (κm, −b − ½κm², −½κ, a − ½)
-//     NormalInverseWishart, of which D is the dimension: wishart.hpp
+//     NormalInverseWishart, Wishart and Gaussian, of which D is the dimension: wishart.hpp
 //
-//     predict    θ ← θ_rest + δ (θ − θ_rest)
+//     predict    θ ← θ_rest + δ (θ − θ_rest), or, of Gammas through a map W with noise of variance q, the Gamma
+//                with the mean Σ_j W_gj a_j/b_j and variance Σ_j W_gj² a_j/b_j² + q_g
 //     update     θ ← θ + e(y),  log p(y) = A(θ + e) − A(θ) + log c(y)
 //     collapse   the θ with ∇A(θ) = Σ w_i ∇A(θ_i), which is θ_i where w_i = 1
 //
-// So a law holds θ and ∇A(θ) side by side. A predicted law has no ∇A: in its place stands 1, or 0 where none
+// So a law holds θ and ∇A(θ) side by side (a Gaussian mean and covariance in place of ∇A). A predicted law has no ∇A: in its place stands 1, or 0 where none
 // of the modes can follow the mode before. Such a pair is not worked on and gets the law of rest.
 #pragma once
 #include "families/dirichlet.hpp"
@@ -20,7 +21,7 @@
 #include "switching/switching.hpp"
 #include "families/wishart.hpp"
 
-enum Family : int { GAMMA = 0, DIRICHLET = 1, NORMAL_GAMMA = 2, NORMAL_WISHART = 3 };
+enum Family : int { GAMMA = 0, DIRICHLET = 1, NORMAL_GAMMA = 2, NORMAL_WISHART = 3, WISHART = 4, GAUSSIAN = 5 };
 
 #define CONJUGATE_FIELDS(whole, real, place)                     \
   SWITCHING_FIELDS(whole, real, place)                           \
@@ -31,9 +32,11 @@ enum Family : int { GAMMA = 0, DIRICHLET = 1, NORMAL_GAMMA = 2, NORMAL_WISHART =
   place(const double, prior)          /* (M, K) */               \
   place(const double, discount)       /* (M,) */                 \
   place(const double, rest)           /* (M, K) */               \
+  place(const double, map)            /* (M, D·D + D): W, q; or 0 */ \
   place(const double, log_transition) /* (M, M) */               \
   place(const double, log_initial)    /* (M,) */                 \
-  place(double, belief)               /* (rows of results, M, K) */
+  place(double, belief)               /* (rows of results, M, K): θ; of a Gaussian (m, pack(P)), of a Wishart \
+                                         law its mean in place of the inverse of its scale */
 EXPTILT_FRAME(ConjugateSeries, CONJUGATE_FIELDS)
 
 class Conjugate {
@@ -49,16 +52,18 @@ class Conjugate {
     Four* const transition = room.take<Four>(modes * groups);
     discount = room.take<Four>(groups);
     rest = room.take<Four>(groups * size);
+    map = room.take<Four>(f.map ? groups * (D * D + D) : 0);
     prior = room.take(modes * size);
     mean = room.take<Four>(K);
     share = room.take<Four>(K);
-    work = room.take<Four>(family == NORMAL_WISHART ? wishart_room(D) : 2 * K);
+    work = room.take<Four>(family >= NORMAL_WISHART ? wishart_room(D) : 2 * K);
     spare = room.take(5 * K);
     for (int i = 0; i < modes; ++i)
       spread(modes, 1, f.log_transition + i * modes, 1, transition + i * groups, 1);
     log_transition = transition;
     for (int i = 0; i < modes * modes; ++i) sparse |= !(f.log_transition[i] > -INFINITE);
     spread(modes, 1, f.discount, 1, discount, 1);
+    if (f.map) spread(modes, D * D + D, f.map, D * D + D, map, D * D + D);
     spread(modes, K, f.prior, K, rest, size);
     for (int g = 0; g < groups; ++g) write_mean(rest + g * size, rest + g * size + K);
     gather(modes, size, rest, size, prior, size);
@@ -73,7 +78,12 @@ class Conjugate {
   }
   void load(int64_t series, int64_t t, bool) { row = f.starts[series] + t; }
   void keep(int64_t place, const double* state) {
-    for (int j = 0; j < modes; ++j) copy(K, state + j * size, f.belief + (place * modes + j) * K);
+    for (int j = 0; j < modes; ++j) {
+      const double* const theta = state + j * size;
+      double* const out = f.belief + (place * modes + j) * K;
+      copy(K, family >= WISHART ? theta + K : theta, out);
+      if (family == WISHART) out[K - 1] = theta[K - 1];
+    }
   }
   void read(int, int, const double*, Four*) {}
 
@@ -83,6 +93,7 @@ class Conjugate {
       possible = !sparse || any_from(log_transition[(source - first_law) / size * groups + g], -1e300);
     target[K] = possible;
     if (!possible) return;
+    if (f.map) return push(map + g * (D * D + D), source, target);
     for (int k = 0; k < K; ++k) {
       const Four base = rest[g * size + k];
       target[k] = base + discount[g] * (Four(source[k]) - base);
@@ -117,7 +128,31 @@ class Conjugate {
   }
 
  private:
-  // Leaves the mean of ∇A over a mixture at `mean` and, of a Dirichlet, that of α/Σα at `share`.
+  // Calls a function with the formulas of a family of matrices and D.
+  template <class Function> INLINE Four with_matrices(Function function) {
+    const auto sized = [&](auto formulas) { return D == 1 ? function(formulas, Fixed<1>{}) : function(formulas, D); };
+    return family == NORMAL_WISHART ? sized(Unknown<true>{})
+           : family == WISHART      ? sized(Unknown<false>{})
+                                    : sized(KnownCovariance{});
+  }
+
+  // Writes the Gammas at `source` after a map with noise.
+  template <class Source> void push(const Four* W, const Source* source, Four* target) {
+    for (int g = 0; g < D; ++g) {
+      Four first = 0.0, second = W[D * D + g];
+      for (int j = 0; j < D; ++j) {
+        const Four part = W[g * D + j] / -Four(source[j]), middle = part * (Four(source[D + j]) + 1.0);
+        first = first + middle;
+        second = second + middle * part;
+      }
+      const Four rate = first / second;
+      target[g] = -rate;
+      target[D + g] = first * rate - 1.0;
+    }
+  }
+
+  // Leaves the mean of ∇A over a mixture at `mean` (of a Gaussian the mixture's own mean and covariance), and of
+  // a Dirichlet that of α/Σα at `share`.
   template <class Source>
   void average(int parts, const Four* weight, int weight_step, const Source* first, int step) {
     for (int k = 0; k < K; ++k) mean[k] = share[k] = 0.0;
@@ -133,12 +168,20 @@ class Conjugate {
         for (int k = g; k < K; k += D) share[k] = share[k] + sum * (Four(part[k]) + 1.0);
       }
     }
+    for (int i = 0; i < parts && family == GAUSSIAN; ++i) {  // the spread of the means
+      const Four w = weight[i * weight_step];
+      const Source* const m = first + i * step + K;
+      for (int a = 0; a < D && any_from(w, 1e-308); ++a)
+        for (int b = 0; b <= a; ++b)
+          mean[D + packed(a, b)] =
+              mean[D + packed(a, b)] + w * (Four(m[a]) - mean[a]) * (Four(m[b]) - mean[b]) * packing(a, b);
+    }
   }
 
   // Writes ∇A(θ).
   ONCE void write_mean(const Four* theta, Four* out) {
-    if (family == NORMAL_WISHART) {
-      D == 1 ? wishart_mean(Fixed<1>{}, theta, out, work) : wishart_mean(D, theta, out, work);
+    if (family >= NORMAL_WISHART) {
+      with_matrices([&](auto formulas, auto size) { return formulas.write_mean(size, theta, out, work); });
       return;
     }
     for (int g = 0; g < D; ++g) {
@@ -182,9 +225,9 @@ class Conjugate {
 
   // Writes θ + e and its ∇A; returns A(θ + e) − A(θ).
   ONCE Four gain(const Four* theta, const double* e, Four* target, Four* out) {
-    if (family == NORMAL_WISHART)
-      return D == 1 ? wishart_update(Fixed<1>{}, theta, e, target, out, work)
-                    : wishart_update(D, theta, e, target, out, work);
+    if (family >= NORMAL_WISHART)
+      return with_matrices(
+          [&](auto formulas, auto size) { return formulas.update(size, theta, e, target, out, work); });
     for (int k = 0; k < K; ++k) target[k] = theta[k] + e[k];
     Four sum = 0.0;
     for (int g = 0; g < D; ++g) {
@@ -231,8 +274,11 @@ class Conjugate {
 
   // Writes the θ whose ∇A is at `mean`.
   ONCE void invert(Four* target) {
-    if (family == NORMAL_WISHART) {
-      D == 1 ? wishart_from_mean(Fixed<1>{}, mean, target, work) : wishart_from_mean(D, mean, target, work);
+    if (family >= NORMAL_WISHART) {
+      with_matrices([&](auto formulas, auto size) {
+        formulas.from_mean(size, mean, target, work);
+        return Four(0.0);
+      });
       return;
     }
     for (int g = 0; g < D; ++g) {
@@ -273,7 +319,7 @@ class Conjugate {
   bool sparse = false;                // whether some modes cannot follow some others
   int64_t row = 0;                    // of the observation
   const double* first_law = nullptr;  // laws by mode, which the filter keeps
-  Four *discount, *rest;              // by group of modes; laws of rest with their ∇A
+  Four *discount, *rest, *map;        // by group of modes; laws of rest with their ∇A
   Four *mean, *share, *work;
   double *prior, *spare;
 };

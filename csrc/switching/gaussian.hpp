@@ -23,6 +23,7 @@
 // stable.
 #pragma once
 #include "switching/lanes.hpp"
+#include "vectors.hpp"
 
 constexpr double LOG_TWO_PI = 1.8378770664093453;
 constexpr double ROUNDING = 4 * 2.220446049250313e-16;  // of a sum, for each of its terms
@@ -49,7 +50,20 @@ template <class Source> INLINE View<Source> view(const Source* at, int row, int 
 
 // Copies the lower triangle to the upper one.
 template <class Number, class N> INLINE void mirror(N n, Number* P) {
-  for (int i = 0; i < n; ++i)
+  int i = 0;
+  if constexpr (LANES<Number> == 1 && std::is_same_v<N, int>)
+    for (; i + 4 <= n; i += 4)
+      for (int j = 0; j <= i; j += 4) {
+        Four block[4];
+        for (int r = 0; r < 4; ++r) block[r] = Four::load(P + (i + r) * n + j);
+        if (j == i)
+          for (int r = 0; r < 4; ++r)
+            for (int k = r + 1; k < 4; ++k) lanes(block + r)[k] = lanes(block + k)[r];
+        else
+          transpose(block);
+        for (int r = 0; r < 4; ++r) block[r].store(P + (j + r) * n + i);
+      }
+  for (; i < n; ++i)
     for (int j = 0; j < i; ++j) P[j * n + i] = P[i * n + j];
 }
 
@@ -72,39 +86,52 @@ INLINE void multiply_some(int i, int j, Inner inner, int columns, View<Left> A, 
     for (int c = 0; c < blocks; ++c) out[(i + r) * columns + j + c] = sum[r][c];
 }
 
-// Writes columns `begin` to `end` − 1 of the first `rows` rows of C ± A B, all plain numbers, four columns at
-// a time. Columns beyond `end` are read (Room has space for it), but not written.
-template <int sign, int rows>
+// Writes columns `begin` to `end` − 1 of the first `rows` rows of C ± A B, all plain numbers, a few registers
+// wide at a time. Up to a register's numbers beyond `end` are read, and written as they are: Room has space.
+// With a `corner`, whose entry for rows a and b is at corner[a · along + b · across], each row then loses its
+// multiples of the rows before it, as in elimination; of the rows after it, with `upwards`.
+template <int sign, int rows, bool solves = false, bool upwards = false>
 ONCE void panel(int begin, int end, int inner, int columns, View<double> A, const double* B, const double* C,
-                double* out) {
+                double* out, View<double> corner = {}) {
+  using Vectors = Wide<double>;
+  using Vector = Vectors::V;
+  constexpr int width = Vectors::lanes;
   const auto some = [&](auto blocks, int j) {
-    Four sum[rows][blocks];
+    Vector sum[rows][blocks];
     for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < blocks; ++c) sum[r][c] = C ? Four::load(C + r * columns + j + 4 * c) : Four(0.0);
+      for (int c = 0; c < blocks; ++c) sum[r][c] = C ? Vectors::load(C + r * columns + j + width * c) : Vector{};
     for (int k = 0; k < inner; ++k) {
-      Four b[blocks];
-      for (int c = 0; c < blocks; ++c) b[c] = Four::load(B + k * columns + j + 4 * c);
+      Vector b[blocks];
+      for (int c = 0; c < blocks; ++c) b[c] = Vectors::load(B + k * columns + j + width * c);
       for (int r = 0; r < rows; ++r) {
-        const Four a = A.at[r * A.row + k * A.column];
+        const Vector a = Vectors::all(A.at[r * A.row + k * A.column]);
         for (int c = 0; c < blocks; ++c) sum[r][c] = sign > 0 ? sum[r][c] + a * b[c] : sum[r][c] - a * b[c];
       }
     }
-    const bool whole = j + 4 * blocks <= end;
-    for (int r = 0; r < rows; ++r) {
-      double* const place = out + r * columns + j;
-      for (int c = 0; c < blocks - 1; ++c) sum[r][c].store(place + 4 * c);
-      whole ? sum[r][blocks - 1].store(place + 4 * (blocks - 1))
-            : sum[r][blocks - 1].store_some(place + 4 * (blocks - 1), end - j - 4 * (blocks - 1));
-    }
+    if constexpr (solves)
+      for (int i = 1; i < rows; ++i)
+        for (int k = 0; k < i; ++k) {
+          const int r = upwards ? rows - 1 - i : i, from = upwards ? rows - 1 - k : k;
+          const Vector a = Vectors::all(corner.at[r * corner.row + from * corner.column]);
+          for (int c = 0; c < blocks; ++c) sum[r][c] = sum[r][c] - a * sum[from][c];
+        }
+    Vectors::Bits place;
+    for (int i = 0; i < width; ++i) place[i] = i + j + width * (blocks - 1);
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < blocks; ++c) {
+        double* const to = out + r * columns + j + width * c;
+        const bool whole = c < blocks - 1 || j + width * blocks <= end;
+        Vectors::store(to, whole ? sum[r][c] : place < end - Vectors::Bits{} ? sum[r][c] : Vectors::load(to));
+      }
   };
   // A sum has to wait for itself: eight or more at once keep the processor busy.
   constexpr int wide = rows == 4 ? 3 : 6;
   int j = begin;
-  const auto left = [&] { return (end - j + 3) / 4; };
-  for (; left() >= wide && left() != 4; j += 4 * wide) some(Fixed<wide>{}, j);
+  const auto left = [&] { return (end - j + width - 1) / width; };
+  for (; left() >= wide && left() != 4; j += width * wide) some(Fixed<wide>{}, j);
   if constexpr (wide > 3)
-    for (; left() >= 3 && left() != 4; j += 12) some(Fixed<3>{}, j);
-  for (; left() >= 2; j += 8) some(Fixed<2>{}, j);
+    for (; left() >= 3 && left() != 4; j += 3 * width) some(Fixed<3>{}, j);
+  for (; left() >= 2; j += 2 * width) some(Fixed<2>{}, j);
   if (j < end) some(Fixed<1>{}, j);
 }
 
@@ -156,15 +183,16 @@ template <class Number, class N> INLINE void turn(N n, Number* move) {
     for (int k = 0; k < n; ++k) move[2 * n * n + n + k * n + i] = move[i * n + k];
 }
 
-// Writes the law at `source`, moved, to `target`; `scratch` (n·n) is left with W P.
-template <class Number, class Source, class N>
+// Writes the law at `source`, moved, to `target`; `scratch` (n·n) is left with W P. Unless `whole`, only the lower
+// triangle of the covariance is written.
+template <bool whole = true, class Number, class Source, class N>
 INLINE void predict(N n, const Number* move, const Source* source, Number* __restrict target,
                     Number* __restrict scratch) {
   const Number *W = move, *c = move + n * n, *Q = c + n, *turned = Q + n * n;
   multiply<1>(Fixed<1>{}, n, n, view(source, 0), turned, c, target);
   multiply<1>(n, n, n, view(W, n), source + n, NOTHING<Number>, scratch);
   multiply<1, true>(n, n, n, view(scratch, n), turned, Q, target + n);
-  mirror(n, target + n);
+  if (whole) mirror(n, target + n);
 }
 
 // Factors S = L D L' in place (L below the diagonal, 1/D on it) and returns log |S|.
@@ -176,8 +204,7 @@ template <class Number, class M>
 INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double otherwise) {
   Number log_determinant = 0.0, product = 1.0;
   constexpr bool known = !std::is_same_v<M, int>, plain = LANES<Number> == 1;
-  const auto pivot = [&](int a) {
-    Number& place = S[a * m + a];
+  const auto pivot = [&](int a, Number& place) {
     const Number s = between(place, size[a] * cutoff, otherwise);
     place = Number(1.0) / s;
     product = product * s;
@@ -199,36 +226,51 @@ INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double o
         row[a] = row[a] - row[k] * scaled;
         row[k] = scaled;
       }
-      pivot(a);
+      pivot(a, row[a]);
     }
     return log_determinant + logarithm(product);
   }
   // D L' comes above the diagonal, block by block of rows, each a product with the rows before it.
-  constexpr int most = plain ? 4 : 1;
   mirror(m, S);
-  for (int first = 0, rows; first < m; first += rows) {
-    rows = first + most <= m ? most : 1;
+  const auto take = [&](int first, auto rows) {
     Number* const block = S + first * m;
+    const int rest = first + rows;
     if constexpr (plain) {
       const View<double> left = view<double>(block, m);
-      rows == 4 ? panel<-1, 4>(first, m, first, m, left, S, block, block)
-                : panel<-1, 1>(first, m, first, m, left, S, block, block);
+      panel<-1, rows>(first, rest, first, m, left, S, block, block);
+      double corner[rows][rows];
+      for (int a = 0; a < rows; ++a)
+        for (int b = a; b < rows; ++b) corner[a][b] = block[a * m + first + b];
+      for (int a = 0; a < rows; ++a) {
+        pivot(first + a, corner[a][a]);
+        for (int b = a + 1; b < rows; ++b) {
+          corner[b][a] = corner[a][b] * corner[a][a];
+          for (int c = b; c < rows; ++c) corner[b][c] -= corner[b][a] * corner[a][c];
+        }
+      }
+      for (int a = 0; a < rows; ++a) copy(rows, corner[a], block + a * m + first);
+      panel<-1, rows, true>(rest, m, first, m, left, S, block, block, view<double>(&corner[0][0], rows));
     } else {
       int j = first;
       for (; j + 4 <= m; j += 4)
         multiply_some<-1, 1, 4>(0, j, first, m, view<Number>(block, 0), S, block, block);
       for (; j < m; ++j) multiply_some<-1, 1, 1>(0, j, first, m, view<Number>(block, 0), S, block, block);
+      pivot(first, block[first]);
     }
-    for (int a = first; a < first + rows; ++a) {
-      Number* const row = S + a * m;
-      if constexpr (plain)
-        if (a > first) panel<-1, 1>(a, m, a - first, m, view<double>(row + first, 0), block, row, row);
-      pivot(a);
-      for (int b = a + 1; b < first + rows; ++b) S[b * m + a] = row[b] * row[a];
-    }
-    for (int b = first + rows; b < m; ++b)
-      for (int a = first; a < first + rows; ++a) S[b * m + a] = S[a * m + b] * S[a * m + a];
-  }
+    int b = rest;
+    if constexpr (rows == 4)
+      for (; b + 4 <= m; b += 4) {
+        Four part[4];
+        for (int a = 0; a < 4; ++a) part[a] = Four::load(block + a * m + b) * Four(block[a * m + first + a]);
+        transpose(part);
+        for (int a = 0; a < 4; ++a) part[a].store(S + (b + a) * m + first);
+      }
+    for (; b < m; ++b)
+      for (int a = 0; a < rows; ++a) S[b * m + first + a] = block[a * m + b] * block[a * m + first + a];
+  };
+  int first = 0;
+  for (; plain && first + 4 <= m; first += 4) take(first, Fixed<plain ? 4 : 1>{});
+  for (; first < m; ++first) take(first, Fixed<1>{});
   return log_determinant + logarithm(product);
 }
 
@@ -239,6 +281,12 @@ INLINE void solve_lower(M m, Columns columns, const Number* S, Number* X) {
   for (int first = 0, rows; first < m; first += rows) {
     rows = first + most <= m ? most : 1;
     Number* const block = X + first * columns;
+    if constexpr (most > 1 && LANES<Number> == 1)
+      if (rows == most) {
+        panel<-1, most, true>(0, columns, first, columns, view<double>(S + first * m, m), X, block, block,
+                              view<double>(S + first * m + first, m));
+        continue;
+      }
     const auto take = [&](auto count) {
       multiply<-1>(count, first, columns, view(S + first * m, m), X, static_cast<const Number*>(block), block);
     };
@@ -258,6 +306,12 @@ INLINE void solve_upper(M m, Columns columns, const Number* S, Number* X) {
     rows = end >= most ? most : 1;
     const int first = end - rows;
     Number* const block = X + first * columns;
+    if constexpr (most > 1 && LANES<Number> == 1)
+      if (rows == most) {
+        panel<-1, most, true, true>(0, columns, m - end, columns, view<double>(S + end * m + first, 1, m),
+                                    X + end * columns, block, block, view<double>(S + first * m + first, 1, m));
+        continue;
+      }
     const auto take = [&](auto count) {
       multiply<-1>(count, m - end, columns, view(S + end * m + first, 1, m), X + end * columns,
                    static_cast<const Number*>(block), block);

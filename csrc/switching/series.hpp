@@ -35,10 +35,9 @@ struct Series {
   SERIES_FIELDS(EXPTILT_WHOLE, EXPTILT_REAL, EXPTILT_PLACE)
 };
 
-// Whether four modes at once are faster than four columns of one: with few states, or hardly an empty lane.
+// Whether four modes at once are faster than a few columns of one: with few states.
 inline bool lanes_pay(const Series& f) {
-  const bool full = f.modes % 4 == 0 || f.modes > 6;
-  return f.states <= (f.modes == 1 ? 4 : f.modes == 2 ? 12 : 24) || full;
+  return f.states <= (f.modes == 1 ? 4 : f.modes == 2 ? 12 : 24);
 }
 
 // A parameter's numbers for a series at step t.

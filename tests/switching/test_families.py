@@ -62,6 +62,18 @@ def cases() -> dict[str, tuple]:
             ),
             torch.cat([counts, counts.flip(0)], 1),
         ),
+        "Wishart–Gaussian": (
+            f.Wishart(torch.tensor(4.0, dtype=F64), eye),
+            f.Gaussian,
+            f.Wishart(torch.tensor(5.0, dtype=F64), 0.1 * eye + 0.05),
+            torch.cat([counts, counts.flip(0)], 1),
+        ),
+        "Gaussian–Gaussian": (
+            f.Gaussian(one(0, 1), eye + 0.5),
+            f.Gaussian(one(0, 0), 2 * eye - 0.5),
+            f.Gaussian(one(5, 3), 3 * eye),
+            torch.cat([counts, counts.flip(0)], 1) + 100,
+        ),
     }
 
 
@@ -148,6 +160,18 @@ def test_the_compiled_pass_and_batches(name: str, method: str) -> None:
     alone = model.filter(y.flip(0), method=method)
     assert torch.equal(found.mode_probability[1], alone.mode_probability)
     assert torch.equal(found.log_likelihood[1], alone.log_likelihood)
+
+
+@pytest.mark.parametrize("method", ["gpb2", "imm", "gpb1"])
+def test_pushed_gammas_are_compiled(method: str) -> None:
+    maps = [([0.9, 0.0], [0.0, 0.5]), ([0.5, 0.6], [0.1, 1.2])]
+    moves = [LinearDynamics(one(*W), torch.diag(one(0.1, 2.0))) for W in maps]
+    model = SwitchingFamily(TRANSITION, f.Gamma(one(2, 6), one(1, 2)), f.Poisson, moves, START)
+    y = torch.tensor([[1.0, 4], [0, 2], [torch.nan, torch.nan], [9, 6], [2, 0]], dtype=F64)
+    found, wanted = (m.filter(y, method=method) for m in (model, step_by_step(model)))
+    torch.testing.assert_close(found.log_likelihood_terms, wanted.log_likelihood_terms.detach())
+    torch.testing.assert_close(found.belief.shape, wanted.belief.shape.detach())
+    torch.testing.assert_close(found.belief.rate, wanted.belief.rate.detach())
 
 
 @pytest.mark.parametrize("method", ["gpb2", pytest.param("imm", marks=pytest.mark.slow)])

@@ -4,6 +4,7 @@ The beliefs are those of ``csrc/families/conjugate.hpp``, the filters those of
 ``csrc/switching/switching.hpp``.
 """
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,18 +13,37 @@ from torch import Tensor
 
 from exptilt._support import native
 from exptilt._support.errors import ArgumentError
+from exptilt._support.linalg import pack, unpack
 from exptilt._support.threads import run_kernel
-from exptilt.families import Beta, Dirichlet, ExponentialFamily, Gamma, NormalGamma, NormalInverseWishart
+from exptilt.families import (
+    Beta,
+    Dirichlet,
+    ExponentialFamily,
+    Gamma,
+    Gaussian,
+    NormalGamma,
+    NormalInverseWishart,
+    Wishart,
+)
+from exptilt.families.measure import make
 from exptilt.families.relations import _log_base, moved
 
 from ..arrays import METHODS, filled
-from .dynamics import DiscountedDynamics
+from .dynamics import DiscountedDynamics, LinearDynamics
 
 if TYPE_CHECKING:
     from .model import SwitchingFamily
 
 # as in csrc/families/conjugate.hpp
-COMPILED: dict[type, int] = {Gamma: 0, Beta: 1, Dirichlet: 1, NormalGamma: 2, NormalInverseWishart: 3}
+COMPILED: dict[type, int] = {
+    Gamma: 0,
+    Beta: 1,
+    Dirichlet: 1,
+    NormalGamma: 2,
+    NormalInverseWishart: 3,
+    Wishart: 4,
+    Gaussian: 5,
+}
 
 
 class Passed(NamedTuple):
@@ -41,7 +61,7 @@ class Arrays(NamedTuple):
     Attributes:
         terms: ``(rows,)``, log p(y_t | before).
         log_mode: ``(rows, M)``, log P(mode).
-        belief: ``(rows, M, K)``, the natural parameters.
+        belief: ``(rows, M, K)``, the natural parameters (for Gaussian and Wishart see conjugate.hpp).
         failure: ``(series, 2)``: the step at which a series cannot go on, and the mode whose belief is not
             finite there, or M where no mode can give y; −1 where nothing went wrong.
         mixing: ``(rows, M, M)``, [i, j] = P(mode before = i | mode = j, y up to here), or no rows.
@@ -64,18 +84,31 @@ class Compiled:
         near = rows if self.centre is None else rows - self.centre
         count = len(rows)
         prior, K = self.about(model.prior), model._size
-        self.groups = prior.size if isinstance(prior, NormalInverseWishart) else 1
-        if isinstance(prior, Gamma | Beta | NormalGamma):
-            self.groups = K // (4 if isinstance(prior, NormalGamma) else 2)
-        self.evidence = flat(model._evidence(near), count, K)
-        self.log_base = flat(_log_base(model.likelihood, rows).expand(count), count)
+        self.groups = 1 if isinstance(prior, Dirichlet) else near.shape[1]
+        if isinstance(model.likelihood, Gaussian):  # one inverse, where the family's own would take one a row
+            R = model.likelihood.covariance_matrix
+            precision = torch.linalg.inv(R)
+            along = near @ precision
+            evidence = torch.cat([along, (pack(precision) / -2).expand(count, -1)], -1)
+            log_base = -((near * along).sum(-1) + torch.logdet(2 * math.pi * R)) / 2
+        else:
+            evidence, log_base = model._evidence(near), _log_base(model.likelihood, near)
+        self.evidence = flat(evidence, count, K)
+        self.log_base = flat(log_base.expand(count), count)
         self.seen = there.contiguous().numpy()
         M = len(model.dynamics)
         self.prior = flat(prior.natural_parameter.expand(M, K), M, K)
         moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
-        self.discount = np.array([float(move.discount) for move in moves])
-        rests = [self.about(move.rest).natural_parameter for move in moves]
-        self.rest = flat(torch.stack(torch.broadcast_tensors(*rests)), M, K)
+        linear = [move for move in model.dynamics if isinstance(move, LinearDynamics)]
+        self.discount, self.rest, self.map = np.ones(M), self.prior, np.zeros(0)
+        if moves:
+            self.discount = np.array([float(move.discount) for move in moves])
+            rests = [self.about(move.rest).natural_parameter for move in moves]
+            self.rest = flat(torch.stack(torch.broadcast_tensors(*rests)), M, K)
+        else:
+            linear[0](model.prior)
+            parts = [torch.cat([move.dynamics.reshape(-1), move.process_noise.diagonal()]) for move in linear]
+            self.map = flat(torch.stack(parts), M, len(parts[0]))
         assert model.initial_probability is not None
         with np.errstate(divide="ignore"):
             self.log_transition = np.log(flat(model.transition, M, M))
@@ -119,12 +152,26 @@ class Compiled:
                 self._explain(theta, found.failure, what)
         kind, natural = type(self.model.prior), torch.from_numpy(theta)
         # The core has used every belief but the last of a series: only these, or rounded ones, may be wrong.
-        kind.from_natural(natural[self.starts[1:] - 1] if natural.dtype == torch.float64 else natural)
-        belief = kind._from_natural(natural)
+        doubtful = natural[self.starts[1:] - 1] if natural.dtype == torch.float64 else natural
+        belief: ExponentialFamily
+        if issubclass(kind, Gaussian | Wishart):  # from means, so that no matrix is inverted
+            kind(*self._from_means(doubtful))
+            belief = make(kind, **dict(zip(kind.event_dims, self._from_means(natural), strict=True)))
+        else:
+            kind.from_natural(doubtful)
+            belief = kind._from_natural(natural)
         belief = belief if self.centre is None else moved(belief, self.centre)
         parts = (found.terms, found.log_mode, found.mixing)
         terms, level, mixing = (torch.from_numpy(x).to(natural) for x in parts)
         return Passed(terms, level, belief, mixing)
+
+    def _from_means(self, found: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters of Gaussian and Wishart beliefs, from what the core writes of them."""
+        D = self.groups
+        if isinstance(self.model.prior, Gaussian):
+            return found[..., :D], unpack(found[..., D:])
+        degrees = 2 * found[..., -1] + D + 1
+        return degrees, unpack(found[..., :-1]) / degrees[..., None, None]
 
     def _explain(self, theta: np.ndarray, failure: np.ndarray, what: str) -> None:
         """Raise an error with the first step that went wrong; returns if none did."""
@@ -186,7 +233,7 @@ def impossible(what: str, step: int, y: Tensor) -> str:
 
 def centre_of(prior: ExponentialFamily, rows: Tensor, there: Tensor) -> Tensor | None:
     """The mean of the data, where the prior is of a location: squares about it lose fewer digits."""
-    if not isinstance(prior, NormalGamma | NormalInverseWishart) or not bool(there.any()):
+    if not isinstance(prior, NormalGamma | NormalInverseWishart | Gaussian) or not bool(there.any()):
         return None
     return rows[there].mean(0)
 

@@ -22,10 +22,10 @@ Of a Gaussian level in its steady state this is Rauch's smoother exactly: two-si
 later modes r is averaged. GPB_k merges components that agree on the last k − 1 modes instead of those that
 agree on the last one: the same pass over M^{k−1} windows of modes. With k > T nothing is merged.
 
-Gammas, Betas, Dirichlets, NormalGammas and NormalInverseWisharts that are discounted go through the compiled
-core (``csrc/families/conjugate.hpp``), pushed Gaussians through that of `SwitchingLinearGaussian`; other
-beliefs and dynamics, and models of which a derivative is wanted, through the families' own functions, step by
-step.
+Discounted Gammas, Betas, Dirichlets, NormalGammas, NormalInverseWisharts, Wisharts and Gaussians, and pushed
+Gammas, go through the compiled core (``csrc/families/conjugate.hpp``), pushed Gaussians through that of
+`SwitchingLinearGaussian`; other beliefs and dynamics, and models of which a derivative is wanted, through the
+families' own functions, step by step.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ from exptilt._support.checks import choice, entries, finite, number, whole
 from exptilt._support.checks import generator as check_generator
 from exptilt._support.errors import ArgumentError
 from exptilt._support.transforms import derivatives_wanted, pytree
-from exptilt.families import ExponentialFamily, Gaussian, predictive
+from exptilt.families import ExponentialFamily, Gamma, Gaussian, Wishart, predictive
 from exptilt.families.relations import evidence_of, moved, supports
 
 from ..arrays import METHODS
@@ -212,6 +212,13 @@ class SwitchingFamily:
         return self.prior if self.prior.batch_shape else self.prior.expand((len(self.dynamics),))
 
     @cached_property
+    def _is_compiled(self) -> bool:
+        """Whether the core has these beliefs and dynamics."""
+        if all(isinstance(move, DiscountedDynamics) for move in self.dynamics):
+            return type(self.prior) in COMPILED
+        return isinstance(self.prior, Gamma) and all(isinstance(m, LinearDynamics) for m in self.dynamics)
+
+    @cached_property
     def _tensors(self) -> list[Tensor]:
         """All tensors of the model."""
         parts: list[Any] = [self.transition, self.initial_probability, *pytree.tree_leaves(self.prior)]
@@ -226,8 +233,7 @@ class SwitchingFamily:
         """The pass over all series, the data, and the observations with which of them are there."""
         data, rows, there = self._series(y, what)
         slow = derivatives_wanted([rows, *self._tensors])
-        discounted = all(isinstance(move, DiscountedDynamics) for move in self.dynamics)
-        if not slow and discounted and type(self.prior) in COMPILED:
+        if not slow and self._is_compiled:
             return Compiled(self, rows, there, data.starts).run(method, what), data, rows, there
         linear = None if slow else self._linear()
         if linear is None:
@@ -410,9 +416,8 @@ class SwitchingFamily:
         """
         choice("SwitchingFamily.fit", "method", method, METHODS)
         data, rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")
-        if type(self.prior) not in COMPILED or not all(
-            isinstance(m, DiscountedDynamics) for m in self.dynamics
-        ):
+        fitted = type(self.prior) in COMPILED and not isinstance(self.prior, Gaussian | Wishart)
+        if not fitted or not all(isinstance(m, DiscountedDynamics) for m in self.dynamics):
             kinds = sorted({type(move).__name__ for move in self.dynamics})
             raise ArgumentError(
                 f"SwitchingFamily.fit: beliefs are {type(self.prior).__name__}, dynamics {kinds}. Only "

@@ -174,7 +174,7 @@ def test_gradients_are_those_of_differences(method):
             direction -= direction.mean(-1, keepdims=True)
         up, down = (
             base.replace(**{name: getattr(base, name) + h * direction}).filter(y, method=method)
-            for h in (1e-4, -1e-4)  # with less, the rounding of a diffuse start shows
+            for h in (1e-4, -1e-4)  # values of gpb1 and imm are rounded to about 1e-10 here
         )
         difference = (value(up) - value(down)) / 2e-4
         assert float((slope * torch.from_numpy(direction)).sum()) == pytest.approx(
