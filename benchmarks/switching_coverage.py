@@ -1,9 +1,9 @@
 """Do intervals of 95 % cover? Simulated series, and the intervals that a fit's summary prints.
 
-Two regimes that differ in level and deviation, T = 400: 500 series without a lag, 500 with one.
+Two regimes that differ in level and deviation, T = 400: 1,000 series with a lag, 1,000 without one.
 A parameter's interval covers if the value that made the series lies in it. A share of 95 % has a standard
-error of 1 % of 500 series. A fit that does not converge counts as it stands; a series that has
-been done is not done again.
+error of 0.7 % of 1,000 series. Fits have one start, whose end is the highest of five in nearly all of these
+series; a fit that does not converge counts as it stands. A series that has been done is not done again.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from harness import Goal, print_goals, print_table, save
 
 T = 400
 LEVEL, DEVIATION, STAY = (0.0, 3.0), (1.0, 1.5), (0.95, 0.9)
-LAG = {"levels": (0.0, 500), "levels and a lag": (0.5, 500)}
+LAG = {"levels and a lag": (0.5, 1000), "levels": (0.0, 1000)}
 
 
 def truth(phi: float) -> dict[str, float]:
@@ -33,7 +33,7 @@ def one(seed: int, phi: float) -> dict[str, Any]:
         regime = regime if rng.random() < STAY[regime] else 1 - regime
         carried = phi * carried + DEVIATION[regime] * rng.normal()
         y[t] = LEVEL[regime] + carried
-    options: dict[str, Any] = {"switching": ("intercept", "deviation")}
+    options: dict[str, Any] = {"switching": ("intercept", "deviation"), "starts": 1}
     fit = markov_autoregression(y, order=1, **options) if phi else markov_regression(y, **options)
     table = fit.summary().to_frame()
     row: dict[str, Any] = {"status": fit.status.name}
@@ -55,7 +55,7 @@ def main() -> None:
         for seed in range(5 if arguments.quick else series):
             if str(seed) not in own:
                 own[str(seed)] = one(seed, phi)
-                if seed % 10 == 9:
+                if seed % 20 == 19:
                     save("switching_coverage", {"series": kept}, folder=folder)
         for name, value in truth(phi).items():
             cells = np.array([row[name] for row in own.values()], dtype=float)
