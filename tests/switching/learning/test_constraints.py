@@ -50,7 +50,6 @@ def test_lams_model_without_a_build_function():
             "process_noise": [[False, True], [True, True]],
         },
         shared=("dynamics", "process_noise"),
-        standard_errors=False,
         progress=False,
     )
     assert fit.log_likelihood == pytest.approx(LAM["log_likelihood"], abs=1e-5)

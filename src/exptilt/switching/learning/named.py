@@ -176,10 +176,10 @@ def climb_named(
     generator = torch.Generator().manual_seed(seed)
     drawn = starts_around(origin, draws[0] * rounds if len(origin) else 0, 1.0, generator)
     if free is not None and others:
-        drawn, starts = [*drawn, *map(free.vector, others)], 3
+        drawn, starts = [*drawn, *map(free.vector, others)], max(starts, 5)
     chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)
     if search is not None:  # those that some rows prefer, judged by all
-        chosen = sorted(chosen, key=lambda start: evaluate(start)[0])[:2]
+        chosen = sorted(chosen, key=lambda start: evaluate(start)[0])[:3]
     ends, end, same = highest(evaluate, chosen, (500, tolerance, progress), bounded, walls[0], walls[1])
     estimates = values_of(end.point)
     errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}
