@@ -124,6 +124,7 @@ def _objective(
 ) -> Objective:
     """Minus the log-likelihood and its gradient in unconstrained numbers."""
 
+    @np.errstate(all="ignore")  # a climb may look too far
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         none = np.inf, np.zeros_like(theta)
         try:
