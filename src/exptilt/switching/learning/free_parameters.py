@@ -238,7 +238,7 @@ def to_line(value: float, low: float, high: float) -> tuple[float, float]:
     """A number on a line without ends, its logarithm or logit between bounds, and the slope there."""
     if np.isinf(low):
         return value, 1.0
-    place, above = _to_real(np.float64(value), low, high), 1 / np.float64(value - low)
+    place, above = _to_real(np.asarray(value), low, high), 1 / np.float64(value - low)
     return float(place), float(above if np.isinf(high) else above + 1 / np.float64(high - value))
 
 
