@@ -144,6 +144,13 @@ def test_a_column_that_is_asked_for_is_not_the_index(tmp_path):
     assert read_series(tmp_path / "one.csv", None, None).columns == ("y",)
 
 
+def test_a_column_of_years_names_the_rows_wherever_it_stands(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("country,year,y\n" + "".join(f"DE,{1990 + k},{k * k % 3}\n" for k in range(5)))
+    found = read_series(path, None, None)
+    assert (found.index, found.columns, found.times.unit) == ("year", ("y",), "year")
+
+
 def test_counts(tmp_path, capsys):
     rng = np.random.default_rng(1)
     counts = rng.poisson(np.where((np.arange(60) // 20) % 2, 25, 3))

@@ -143,7 +143,8 @@ def fit_named_model(
         order: how many lags an autoregression has.
         starts: how many starts.
         seed: of the starts after the first.
-        start: a fit of the same kind to start from, alone; of a longer series, for example.
+        start: a fit of the same kind to start from, alone; of a longer series, for example. Of one column, a
+            fit with a regime less may be passed: its regimes are split.
         progress: show a bar always, never, or (None) where somebody looks.
     """
     if kind not in KINDS:

@@ -104,7 +104,8 @@ def compare(
         order: how many lags an autoregression has.
         folds: how many stretches are held out, one after the other; 0 for no log score.
         first: the step at which they begin; None for six tenths of the series.
-        starts: how many starts of each fit of the whole series; those of the folds start from its end.
+        starts: how many starts of each fit of the whole series; those of the folds start from its end, and of
+            one column those with a regime more than another from its regimes, split.
         seed: of the starts.
         known: fits of the whole series that there are already, by number of regimes.
         progress: show a bar always, never, or (None) where somebody looks.
@@ -128,14 +129,15 @@ def compare(
 
     cuts = part_folds(T, first, folds) if folds else ()
     found, failed, scores = dict[int, Any](known or {}), dict[int, str](), dict[int, list[np.ndarray]]()
-    # the longest first, so that the time left is not told too short
-    jobs = [(count, cut) for count in sorted(counts, reverse=True) for cut in (None, *cuts)]
+    grows = kind in ("level", "autoregression") and values.shape[1] == 1
+    jobs = [(count, cut) for count in sorted(counts) for cut in (None, *cuts)]
     for count, cut in track(jobs, f"{min(counts)} to {max(counts)} regimes", show=progress):
         if count in failed:
             continue
         try:
             if cut is None:
-                found[count] = found[count] if count in found else fit(values, count, None)
+                if count not in found:
+                    found[count] = fit(values, count, found.get(count - 1) if grows else None)
             else:
                 part = fit(values[: cut[0]], count, found[count])
                 scores.setdefault(count, []).append(_score(part, values, *cut))

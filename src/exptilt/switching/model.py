@@ -140,7 +140,6 @@ class SwitchingLinearGaussian(ModelParameters):
         restarts: int = 0,
         max_steps: int = 500,
         tolerance: float = 1e-6,
-        standard_errors: bool = True,
         skip: int = 0,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
@@ -165,7 +164,6 @@ class SwitchingLinearGaussian(ModelParameters):
             restarts: how many more starts, drawn around the first; the best end is returned.
             max_steps: of each start.
             tolerance: stop when the log-likelihood rises by less than this, in nats.
-            standard_errors: whether to work them out.
             skip: leave the first terms of each series out of the likelihood ("mle" only), as some papers do.
             generator: randomness of the restarts.
             progress: show a bar always, never, or (None) where somebody looks.
@@ -192,7 +190,6 @@ class SwitchingLinearGaussian(ModelParameters):
             restarts=restarts,
             max_steps=max_steps,
             tolerance=tolerance,
-            standard_errors=standard_errors,
             skip=skip,
             generator=generator,
             progress=progress,

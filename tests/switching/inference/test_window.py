@@ -154,7 +154,7 @@ def test_fits_by_windows():
     model, _ = _model(seed=3)
     y = model.sample(40, generator=torch.Generator().manual_seed(0)).y
     held = ("transition", "process_noise", "observation", "observation_noise")
-    fit = model.fit(y, method="mle", filter="gpb3", fixed=held, standard_errors=False)
+    fit = model.fit(y, method="mle", filter="gpb3", fixed=held)
     assert fit.log_likelihood == pytest.approx(fit.model.filter(y, method="gpb3").log_likelihood, abs=1e-9)
     assert fit.log_likelihood > model.filter(y, method="gpb3").log_likelihood
     assert "log-likelihood" in fit.summary()

@@ -369,9 +369,12 @@ def test_intervals_cover_as_often_as_they_say():
 
 @pytest.mark.slow
 def test_intervals_cover_beside_a_lag():
-    """60 series with a lag, default starts: all converge, and errors are of the size of the scatter."""
+    """60 series with a lag, default starts: all converge, errors are of the size of the scatter."""
     truth = np.array([0.0, 3.0, 1.0, 1.5, 0.95, 0.9, 0.5])
+    names = [f"{name}[{k}]" for name in ("intercept", "deviation") for k in (0, 1)]
+    names += ["transition[0, 0]", "transition[1, 1]", "autoregression[0]"]
     values, errors = np.empty((2, 60, 7))
+    held = np.zeros(7)
     for seed in range(60):
         rng, y, regime, carried = np.random.default_rng(7000 + seed), np.zeros(400), 0, 0.0
         for t in range(400):
@@ -383,8 +386,12 @@ def test_intervals_cover_beside_a_lag():
         for out, table in ((values, fit.estimates), (errors, fit.standard_errors)):
             stay, lag = np.diagonal(table["transition"]), np.ravel(table["autoregression"])[:1]
             out[seed] = np.concatenate([table["intercept"], table["deviation"], stay, lag])
+        low, high = fit.summary().to_frame().loc[names, ["low", "high"]].to_numpy().T
+        held += (low < truth) & (truth < high)
+    assert (held / 60 > 0.85).all(), held  # 3.6 standard errors of a share of 60 below 0.95
+    assert held.sum() / 420 > 0.93, held
     share = (np.abs(values - truth) < 1.959964 * errors).mean(0)
     ratio = values.std(0) / np.sqrt((errors**2).mean(0))
-    assert (share > 0.85).all()  # 3.6 standard errors of a share of 60 below 0.95
+    assert (share > 0.85).all()
     assert share.mean() > 0.92, share
     assert ((ratio > 0.7) & (ratio < 1.3)).all(), ratio

@@ -50,7 +50,6 @@ def test_lams_model_without_a_build_function():
             "process_noise": [[False, True], [True, True]],
         },
         shared=("dynamics", "process_noise"),
-        standard_errors=False,
         progress=False,
     )
     assert fit.log_likelihood == pytest.approx(LAM["log_likelihood"], abs=1e-5)
@@ -215,7 +214,7 @@ def test_the_summary_as_text_table_and_html():
     assert text.count("deviation") == 1  # what does not switch stands once
     frame = text.to_frame()
     assert frame.loc["intercept[1]", "estimate"] == fit.estimates["intercept"][1]
-    low, error = frame.loc["intercept[1]", "low"], frame.loc["intercept[1]", "standard error"]
+    low, error = frame.loc["intercept[1]", "low"], fit.profile_errors["intercept"][1, 0]
     assert low == pytest.approx(frame.loc["intercept[1]", "estimate"] - 1.959964 * error, abs=1e-5)
     assert text.to_html().count("<table>") == 3
     assert "&lt;0.001" in text.to_html()

@@ -87,13 +87,7 @@ def test_em_of_a_hidden_markov_chain_is_baum_welch():
         observation_offset=level[:, None],
         start="first",
     )
-    fit = model.fit(
-        y,
-        fixed=("dynamics", "process_noise", "observation"),
-        learn_initial=False,
-        max_steps=1,
-        standard_errors=False,
-    )
+    fit = model.fit(y, fixed=("dynamics", "process_noise", "observation"), learn_initial=False, max_steps=1)
     density = norm.logpdf(y[:, None], level, sd)
     forward = [np.log(initial) + density[0]]
     for row in density[1:]:
@@ -146,15 +140,7 @@ def test_the_initial_law_is_learned_from_many_series():
             "dynamics_offset",
             "observation_offset",
         )
-        fit = start.fit(
-            y,
-            fixed=names,
-            shared=shared,
-            learn_initial=True,
-            max_steps=300,
-            tolerance=1e-7,
-            standard_errors=False,
-        )
+        fit = start.fit(y, fixed=names, shared=shared, learn_initial=True, max_steps=300, tolerance=1e-7)
         assert fit.log_likelihood > start.filter(y).log_likelihood.sum() + 1
         if M == 1:
             assert fit.decreases == 0
@@ -162,7 +148,7 @@ def test_the_initial_law_is_learned_from_many_series():
                 assert slope.abs().max() < 0.05, name
         else:
             np.testing.assert_allclose(fit.model.initial_mean[0], fit.model.initial_mean[1])
-        held = start.fit(y, fixed=names[1:], max_steps=1, standard_errors=False)
+        held = start.fit(y, fixed=names[1:], max_steps=1)
         np.testing.assert_array_equal(held.model.initial_mean, start.initial_mean)
 
 
@@ -194,7 +180,6 @@ def test_masks_and_sharing_hold_in_both_methods():
             fixed=fixed,
             shared=("dynamics", "observation_noise"),
             max_steps=30 if method == "em" else 300,
-            standard_errors=method == "mle",
         )
         W, Q, R = fit.model.dynamics, fit.model.process_noise, fit.model.observation_noise
         np.testing.assert_allclose(W[0], W[1], atol=1e-12)
@@ -254,16 +239,14 @@ def test_restarts_tensors_and_reasons():
     )
     fixed = ("dynamics", "process_noise", "observation")
     # both modes are alike: a saddle that EM cannot leave, but the curvature shows the way
-    alone = model.fit(y, fixed=fixed, standard_errors=False)
-    found = model.fit(
-        y, fixed=fixed, restarts=4, standard_errors=False, generator=torch.Generator().manual_seed(0)
-    )
+    alone = model.fit(y, fixed=fixed)
+    found = model.fit(y, fixed=fixed, restarts=4, generator=torch.Generator().manual_seed(0))
     assert len(found.restarts) == 5
     assert found.log_likelihood == max(found.restarts)
     assert alone.log_likelihood == pytest.approx(found.log_likelihood, abs=1e-4)
     assert found.same_end == 5
     assert isinstance(found.model.observation_offset, torch.Tensor)
-    short = model.fit(y, fixed=fixed, max_steps=1, tolerance=1e-12, standard_errors=False)
+    short = model.fit(y, fixed=fixed, max_steps=1, tolerance=1e-12)
     assert short.status is FitStatus.MAX_STEPS
     assert "max_steps" in short.status.value
 
@@ -376,9 +359,9 @@ def test_em_of_data_far_from_zero(shift):
     y = np.where(np.arange(200) // 40 % 2, rng.normal(4, 1.5, 200), rng.normal(0, 0.5, 200))
     y = np.round(y * 2**20) / 2**20  # so that y + shift loses little
     start = level_model(2, observation_offset=[[0.5], [3.0]])
-    near = start.fit(y, fixed=NO_STATE, standard_errors=False)
+    near = start.fit(y, fixed=NO_STATE)
     moved = start.replace(observation_offset=start.observation_offset + shift)
-    far = moved.fit(y + shift, fixed=NO_STATE, standard_errors=False)
+    far = moved.fit(y + shift, fixed=NO_STATE)
     np.testing.assert_allclose(far.model.observation_noise, near.model.observation_noise, rtol=1e-5)
     np.testing.assert_allclose(far.model.observation_offset - shift, near.model.observation_offset, atol=1e-5)
     assert far.log_likelihood == pytest.approx(near.log_likelihood, abs=1e-4)
@@ -392,7 +375,7 @@ def test_em_that_loses_a_regime_returns_its_best_step():
     y = rng.normal(size=100)
     y[[20, 50, 80]] = 3.0
     start = level_model(2, observation_offset=[[0.0], [3.0]], observation_noise=[[[1.0]], [[1e-4]]])
-    fit = start.fit(y, fixed=NO_STATE, standard_errors=False, max_steps=2000, tolerance=1e-12)
+    fit = start.fit(y, fixed=NO_STATE, max_steps=2000, tolerance=1e-12)
     assert fit.status is FitStatus.DEGENERATE
     assert fit.log_likelihood == fit.trace.max()
     assert fit.model.filter(y).log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-6)
@@ -405,7 +388,7 @@ def test_a_likelihood_near_zero_at_the_start_does_not_end_the_climb():
     sd = 0.3985  # where a thousand points of size 0.001 have a log-likelihood of about 0
     start = level_model(1, observation_offset=[[0.0]], observation_noise=[[[sd**2]]])
     assert abs(start.filter(y).log_likelihood) < 300
-    fit = start.fit(y, method="mle", fixed=(*NO_STATE, "transition"), tolerance=1e-6, standard_errors=False)
+    fit = start.fit(y, method="mle", fixed=(*NO_STATE, "transition"), tolerance=1e-6)
     best = norm.logpdf(y, y.mean(), y.std()).sum()
     assert fit.status is FitStatus.CONVERGED
     assert fit.log_likelihood == pytest.approx(best, abs=0.01)
@@ -446,8 +429,8 @@ def test_names_may_be_given_alone():
     rng = np.random.default_rng(13)
     y = rng.normal(size=60)
     start = level_model(2)
-    one = start.fit(y, fixed=NO_STATE, shared="observation_noise", max_steps=3, standard_errors=False)
-    many = start.fit(y, fixed=NO_STATE, shared=["observation_noise"], max_steps=3, standard_errors=False)
+    one = start.fit(y, fixed=NO_STATE, shared="observation_noise", max_steps=3)
+    many = start.fit(y, fixed=NO_STATE, shared=["observation_noise"], max_steps=3)
     assert one.log_likelihood == many.log_likelihood
 
 
@@ -468,9 +451,9 @@ def test_em_of_a_level_that_wanders_far_from_zero(shift):
     }
     fixed = ("transition", "dynamics", "observation")
     start = SwitchingLinearGaussian(**values)
-    near = start.fit(y, fixed=fixed, max_steps=40, standard_errors=False)
+    near = start.fit(y, fixed=fixed, max_steps=40)
     moved = start.replace(initial_mean=[shift])
-    far = moved.fit(y + shift, fixed=fixed, max_steps=40, standard_errors=False)
+    far = moved.fit(y + shift, fixed=fixed, max_steps=40)
     np.testing.assert_allclose(far.model.process_noise, near.model.process_noise, rtol=1e-6)
     np.testing.assert_allclose(far.model.observation_noise, near.model.observation_noise, rtol=1e-6)
 

@@ -19,7 +19,7 @@ from exptilt.switching.learning.free_parameters import interval
 def test_intervals_are_symmetric_on_their_scale(value, low, high, onto):
     """The half-width there is `reach` times the derivative of the scale."""
     reach = 0.05
-    ends = interval(value, reach, low, high)
+    ends = interval(value, reach, reach, low, high)
     slope = (onto(value + 1e-6) - onto(value - 1e-6)) / 2e-6
     np.testing.assert_allclose(
         [onto(end) - onto(value) for end in ends], [-slope * reach, slope * reach], rtol=1e-6

@@ -42,7 +42,7 @@ def test_every_stretch_is_a_fit_of_its_past():
     start = level_model((-1.0, 4.0))
     options = {"fixed": HELD, "max_steps": 20}
     walk = start.walk_forward(table, first=80, every=40, options=options)
-    fitted = start.fit(y[:80], fixed=HELD, max_steps=20, standard_errors=False)
+    fitted = start.fit(y[:80], fixed=HELD, max_steps=20)
     post = fitted.model.filter(y)
     np.testing.assert_allclose(walk.mode_probability.iloc[80:], post.mode_probability[80:])
     np.testing.assert_allclose(walk.log_score.iloc[80:], post.log_likelihood_terms[80:])

@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from exptilt.switching.families import fit_counts
+
 Array = NDArray[np.float64]
 LAG, MOST = 3, 64  # lag of the smoother; 1 instead if there are more than MOST sequences of LAG modes
 
 
 def count_regimes(
     y: Array, modes: int, starts: int, steps: int, level: float, seed: int, progress: bool | None
-) -> dict[str, Any]:
-    """The fields of `Regimes` that a model of counts gives; arguments as for `find_regimes`."""
-    from exptilt.switching.families import fit_counts  # loads the families, which no other model needs
-
+) -> tuple[Any, dict[str, Any]]:
+    """The fit of a model of counts and its fields of `Regimes`; arguments as for `find_regimes`."""
     fit = fit_counts(y, modes=modes, starts=starts, seed=seed, progress=progress)
     model, rows = fit.model, torch.from_numpy(y)
     lag = LAG if modes**LAG <= MOST else 1
@@ -26,7 +26,9 @@ def count_regimes(
     later = model.filter(torch.cat([rows, torch.full((steps, y.shape[1]), torch.nan, dtype=rows.dtype)]))
     g = torch.Generator().manual_seed(seed)
     ends = model.forecast(post, steps, levels=(level,), generator=g)[:, 0]
-    return of_fit(fit, model.transition.numpy(), back.mode_probability.numpy()) | {
+    return fit, {
+        "transition": model.transition.numpy(),
+        "smoothed": back.mode_probability.numpy(),
         "center": rest.numpy(),
         "center_error": fit.standard_errors["mean"],
         "deviation": spread.sqrt().numpy(),
@@ -38,15 +40,3 @@ def count_regimes(
         "upper": ends[:, 1].numpy(),
         "forecast_probability": later.mode_probability[-steps:].numpy(),
     }
-
-
-def of_fit(fit: Any, transition: Array, smoothed: Array) -> dict[str, Any]:
-    """The fields of `Regimes` that every fit gives: its criteria, the chain, and smoothed probabilities."""
-    with np.errstate(divide="ignore"):
-        duration = 1.0 / (1.0 - transition.diagonal())
-    names = ("log_likelihood", "aic", "bic", "free_parameters", "observations")
-    found = {name: getattr(fit, name) for name in names} | {
-        "status": fit.status.value + (f" ({fit.reason})" if fit.reason else "")
-    }
-    chain = {"transition": transition, "duration": duration, "share": smoothed.mean(0)}
-    return found | chain | {"smoothed": smoothed}

@@ -1,4 +1,7 @@
-"""The numbers of the page: a ready model fitted to a series, smoothed, and run on into the future."""
+"""The numbers of the page: a ready model fitted to a series, smoothed, and run on into the future.
+
+What fits is imported when the file has been read and found fit: torch takes seconds to import.
+"""
 
 import os
 from collections.abc import Sequence
@@ -7,19 +10,17 @@ from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exptilt._support.errors import ArgumentError
-from exptilt.report.regimes.counts import count_regimes, of_fit
 from exptilt.report.regimes.dates import next_labels, span
 from exptilt.report.regimes.series import Series, read_series
-from exptilt.switching import compare, fit_named_model
-from exptilt.switching.compare import Comparison
-from exptilt.switching.learning.maximum_likelihood import check_columns
-from exptilt.switching.learning.summary import residual_tests, sum_modes
+
+if TYPE_CHECKING:
+    from exptilt.switching.compare import Comparison
 
 Array = NDArray[np.float64]
 LONG = 2000  # rows from which on the log score holds out one stretch instead of four
@@ -89,7 +90,7 @@ class Regimes:
     chosen: tuple[str, ...] = ()
     residuals: Array | None = None
     tests: tuple[dict[str, tuple[float, float]], ...] = ()
-    comparison: Comparison | None = None
+    comparison: "Comparison | None" = None
     unit: str = "row"
     shaded: NDArray[np.bool_] | None = None
     order: int = 0
@@ -181,13 +182,15 @@ def find_regimes(
         raise ArgumentError(f"{path} has {T} rows, too few: {size} need at least {least}.")
     y = series.values
     ahead = tuple(series.times.ahead(steps)) if series.times else next_labels(series.labels, steps)
+    shaded = _shaded(series, [text for text in shade if ".." in text]) if shade else None
     if kind == "counts":
-        found = count_regimes(y, modes, starts, steps, level, seed, progress)
+        from exptilt.report.regimes.counts import count_regimes
+
+        fit, found = count_regimes(y, modes, starts, steps, level, seed, progress)
     else:
         options = modes, lags, starts, steps, level, seed, progress
         most = [k for k in counts if least_rows(kind, k, m, lags) <= T]
-        found = level_regimes(kind, most, series.columns, y, *options)
-    shaded = _shaded(series, [text for text in shade if ".." in text]) if shade else None
+        fit, found = level_regimes(kind, most, series.columns, y, *options)
     said = ["The first row is" if cut == 1 else f"The first {cut} rows are"] if cut else []
     said = [f"{words} given, not modelled: each value is explained by those before it." for words in said]
     return Regimes(
@@ -199,8 +202,19 @@ def find_regimes(
         unit=series.times.unit if series.times else "row",
         shaded=None if shaded is None else shaded[cut:],
         order=lags,
+        **_of_fit(fit, found["transition"], found["smoothed"]),
         **found,
     )
+
+
+def _of_fit(fit: Any, transition: Array, smoothed: Array) -> dict[str, Any]:
+    """The fields of `Regimes` that every fit gives: its criteria, how long regimes last and their shares."""
+    with np.errstate(divide="ignore"):
+        duration = 1.0 / (1.0 - transition.diagonal())
+    names = ("log_likelihood", "aic", "bic", "free_parameters", "observations")
+    status = fit.status.value + (f" ({fit.reason})" if fit.reason else "")
+    found = {name: getattr(fit, name) for name in names}
+    return found | {"status": status, "duration": duration, "share": smoothed.mean(0)}
 
 
 def least_rows(kind: str, modes: int, columns: int, lags: int = 0) -> int:
@@ -245,8 +259,12 @@ def level_regimes(
     level: float,
     seed: int,
     progress: bool | None,
-) -> dict[str, Any]:
-    """The fields of `Regimes` that a model of levels gives; arguments as for `find_regimes`."""
+) -> tuple[Any, dict[str, Any]]:
+    """The fit of a model of levels and its fields of `Regimes`; arguments as for `find_regimes`."""
+    from exptilt.switching import compare, fit_named_model
+    from exptilt.switching.learning.maximum_likelihood import check_columns
+    from exptilt.switching.learning.summary import residual_tests, sum_modes
+
     if kind == "level":
         check_columns("switch", y[~np.isnan(y).any(1)], True, names, 1e-3)
     fit = fit_named_model(y, kind=kind, modes=modes, order=lags, starts=starts, seed=seed, progress=progress)
@@ -300,21 +318,19 @@ def level_regimes(
             known={modes: fit},
             progress=progress,
         )
-    return (
-        of_fit(fit, transition, smoothed)
-        | forecast
-        | {
-            "center": center,
-            "center_error": center_error,
-            "deviation": deviation,
-            "filtered": sum_modes(post.mode_probability, modes),
-            "path": path,
-            "signal": signal,
-            "residuals": residuals,
-            "tests": tuple(residual_tests(column) for column in residuals.T),
-            "comparison": compared,
-        }
-    )
+    return fit, forecast | {
+        "transition": transition,
+        "center": center,
+        "center_error": center_error,
+        "deviation": deviation,
+        "filtered": sum_modes(post.mode_probability, modes),
+        "smoothed": smoothed,
+        "path": path,
+        "signal": signal,
+        "residuals": residuals,
+        "tests": tuple(residual_tests(column) for column in residuals.T),
+        "comparison": compared,
+    }
 
 
 def _diagonals(matrices: Array) -> Array:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from exptilt.report.tokens import plain, visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+BINS = 1000  # of a long series; the picture has about as many dots across
 YEAR = re.compile(r"(\d{4})(?:$|[-/.: QqMmWw])")
 
 
@@ -66,20 +68,41 @@ def ticks(labels: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     return at, [visible(plain(labels[k])) for k in at]
 
 
+def thin(columns: np.ndarray) -> np.ndarray:
+    """The rows of ``(T, k)`` to draw: all of a short series, else the extremes of each column in each bin."""
+    T = len(columns)
+    if T <= 2 * BINS:
+        return np.arange(T)
+    edges = np.linspace(0, T, BINS + 1).astype(int)
+    rows = {0, T - 1}
+    for begin, end in pairwise(edges.tolist()):
+        for column in columns[begin:end].T:
+            rows |= {begin + int(column.argmin()), begin + int(column.argmax())}  # NaN first: gaps are kept
+    return np.array(sorted(rows))
+
+
+def _bands(
+    axes: "Axes", spans: Sequence[tuple[float, float]], height: float, color: str, alpha: float
+) -> None:
+    """Bands of colour from the bottom of a panel up to a share of its height; spans are begin and length."""
+    where = axes.get_xaxis_transform()
+    axes.broken_barh(spans, (0, height), transform=where, color=color, alpha=alpha, linewidth=0)
+
+
 def _series(found: Regimes, a: int, axes: "Axes", narrow: bool) -> None:
     T, h = len(found.y), len(found.forecast)
-    time, later, blue = np.arange(T), np.arange(T, T + h), figures.SERIES[0]
-    for spell in found.spells:
-        color, alpha = shade(spell.regime)
-        axes.axvspan(spell.begin - 0.5, spell.end - 0.5, color=color, alpha=alpha, linewidth=0)
+    later, blue = np.arange(T, T + h), figures.SERIES[0]
+    for regime in range(len(found.share)):
+        spans = [(s.begin - 0.5, s.end - s.begin) for s in found.spells if s.regime == regime]
+        _bands(axes, spans, 1.0, *shade(regime))
     if found.shaded is not None:
-        color, height = SHADED
         edges = np.flatnonzero(np.diff(np.concatenate([[False], found.shaded, [False]]).astype(int)))
-        for begin, end in edges.reshape(-1, 2).tolist():
-            axes.axvspan(begin - 0.5, end - 0.5, ymax=height, color=color, alpha=0.8, linewidth=0)
+        spans = [(begin - 0.5, end - begin) for begin, end in edges.reshape(-1, 2).tolist()]
+        _bands(axes, spans, SHADED[1], SHADED[0], 0.8)
     line = 0.7 if narrow or T > 400 else 1.0
-    axes.plot(time, found.y[:, a], color=figures.INK, linewidth=line, label="data")
-    axes.plot(time, found.signal[:, a], color=blue, linewidth=1.3, label="smoothed")
+    at, smooth = thin(found.y[:, a : a + 1]), thin(found.signal[:, a : a + 1])
+    axes.plot(at, found.y[at, a], color=figures.INK, linewidth=line, label="data")
+    axes.plot(smooth, found.signal[smooth, a], color=blue, linewidth=1.3, label="smoothed")
     axes.fill_between(later, found.lower[:, a], found.upper[:, a], color=blue, alpha=0.3, linewidth=0)
     label = f"forecast, {100 * found.level:g} %"
     axes.plot(later, found.forecast[:, a], color=blue, linestyle="--", linewidth=1.3, label=label)
@@ -89,15 +112,13 @@ def _series(found: Regimes, a: int, axes: "Axes", narrow: bool) -> None:
 
 
 def _probability(found: Regimes, axes: "Axes") -> None:
-    T, h, M = len(found.y), len(found.forecast), len(found.share)
+    T, M = len(found.y), len(found.share)
     stacked = np.concatenate([found.smoothed, found.forecast_probability])
-    base = np.zeros(T + h)
+    at = thin(stacked)
+    ends = np.concatenate([np.zeros((len(at), 1)), stacked[at].cumsum(1)], 1)
     for k in range(M):
         color, _ = shade(k)
-        axes.fill_between(
-            np.arange(T + h), base, base + stacked[:, k], color=color, alpha=0.6, linewidth=0, step="mid"
-        )
-        base = base + stacked[:, k]
+        axes.fill_between(at, ends[:, k], ends[:, k + 1], color=color, alpha=0.6, linewidth=0, step="mid")
     axes.axvline(T - 0.5, color=figures.INK, linewidth=0.7, linestyle=":")
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
@@ -108,7 +129,9 @@ def _residuals(found: Regimes, axes: "Axes") -> None:
     assert found.residuals is not None
     for a, column in enumerate(found.residuals.T):
         color = figures.INK if a == 0 else COLOURS[a % len(COLOURS)]
-        axes.plot(np.arange(len(column)), column, ".", color=color, markersize=2.5)
+        some = np.arange(len(column)) % (1 + len(column) // (2 * BINS)) == 0
+        at = np.flatnonzero(some | (np.abs(column) > 3))  # of a long series every so many, and all far out
+        axes.plot(at, column[at], ".", color=color, markersize=2.5)
     for edge in (-1.96, 1.96):
         axes.axhline(edge, color=figures.INK, linewidth=0.6, linestyle=":")
     axes.set_title("residuals", fontsize=9)

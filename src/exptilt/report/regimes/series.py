@@ -3,9 +3,10 @@
 Cells are separated by commas, semicolons or tabs, whichever the first line has most of; with semicolons or
 tabs a comma may be the decimal point, and a point or a space may group thousands; else 1,234.50 in quotes is
 a number too. A first line of numbers and dates alone is data, not a header. Unless told, the rows are named
-by the first column that holds dates (or by year and quarter or month), or by the very first if it has no name
-or holds whole numbers that only rise or fall while there is another column to model; and every column of
-numbers that varies is modelled, but for those of 0 and 1 beside others. Rows are put in order of their dates.
+by the first column that holds dates (or by a year, with or without a quarter or month), or by the very first
+if it has no name or holds whole numbers that only rise or fall while there is another column to model; every
+column of numbers that varies is modelled, but for those of 0 and 1 beside others. Rows are put in order of
+their dates.
 """
 
 import csv
@@ -202,8 +203,10 @@ def _names_rows(at: int, header: list[str], rows: Lines) -> bool:
         return True
     if dates and read_times(cells) is not None:
         return True
-    others = (_is_number(cell) for _, row in rows for cell in row[1:] if cell.strip().lower() not in MISSING)
-    return at == 0 and counts and len(cells) > 2 and read_times(cells) is not None and any(others)
+    beside = (cell for _, row in rows for k, cell in enumerate(row) if k != at)
+    others = (_is_number(cell) for cell in beside if cell.strip().lower() not in MISSING)
+    first = at == 0 or header[at].lower() == "year"
+    return first and counts and len(cells) > 2 and read_times(cells) is not None and any(others)
 
 
 def _parquet(path: Path) -> tuple[list[str], Lines, list[str]]:
@@ -254,7 +257,8 @@ def _cells(path: Path) -> tuple[list[str], Lines, list[str]]:
     for line, row in lines:
         if len(row) != len(header):
             raise ArgumentError(
-                f"{path}: line {line} has {len(row)} cells, the header {len(header)}. Mend that line."
+                f"{path}: line {line} has {len(row)} cells, the header {len(header)}. Mend that "
+                "line, or remove lines above the header."
             )
     if separator != ",":
         how = f"Cells are separated by {'semicolons' if separator == ';' else 'tabs'}"

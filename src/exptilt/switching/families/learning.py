@@ -19,9 +19,8 @@ from exptilt._support.checks import number, whole
 from exptilt._support.errors import ArgumentError
 
 from ..learning.climb import best_end, climb_all, delta_method, starts_around
-from ..learning.differences import by_differences
 from ..learning.free_parameters import Free
-from ..learning.maximum_likelihood import check_enough
+from ..learning.maximum_likelihood import by_differences, check_enough
 from ..learning.summary import Fit
 from .compiled import Compiled, flat
 from .dynamics import DiscountedDynamics

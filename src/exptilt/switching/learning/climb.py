@@ -429,7 +429,7 @@ def delta_method(
         for row, one in zip(flat, value.reshape(-1).unbind() if value.requires_grad else (), strict=False):
             row[:] = torch.autograd.grad(one, point, retain_graph=True)[0]
         errors = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", flat, np.nan_to_num(spread), flat), 0.0))
-        unknown = np.abs(flat[:, lost]).max(1, initial=0.0) > 1e-3 * np.abs(flat).max(1)
+        unknown = np.abs(flat[:, lost]).max(1, initial=0.0) > 1e-3 * np.abs(flat).max(1, initial=0.0)
         errors[unknown | ~flat.any(1)] = np.nan
         out[name] = errors.reshape(tuple(value.shape))
     return out

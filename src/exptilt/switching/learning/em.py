@@ -28,7 +28,6 @@ from ..inference.problem import input_rows, pose
 from ..inference.run import lead_in, run_filter
 from ..parameters import RANKS, Model, ModelParameters
 from ..series import Data
-from .climb import FitStatus
 from .free_parameters import PROBABILITIES, Free
 
 GROUPS = tuple(
@@ -55,14 +54,15 @@ def expectation_maximisation(
     max_steps: int,
     tolerance: float,
     progress: bool | None,
-) -> tuple[Model, FitStatus, list[float], int]:
+) -> tuple[Model, list[float], int]:
     """Repeat `em_step` until the log-likelihood rises by less than `tolerance`.
 
-    Returns the best model met, why the climb stopped, the trace of log-likelihoods, and how often they fell.
+    It also ends when ten steps have found nothing better. Returns the best model met, the trace of
+    log-likelihoods, and how often they fell.
     """
     trace: list[float] = []
     best, best_value, decreases, stale = model, -np.inf, 0, 0
-    status, new = FitStatus.MAX_STEPS, dict[str, np.ndarray]()
+    new = dict[str, np.ndarray]()
     for step in track(range(max_steps + 1), "EM", show=progress):
         try:
             model = model.replace(**new)
@@ -70,7 +70,6 @@ def expectation_maximisation(
         except ArgumentError:
             if not step:
                 raise
-            status = FitStatus.DEGENERATE
             break
         trace.append(value)
         stale += 1
@@ -79,13 +78,9 @@ def expectation_maximisation(
         if step:
             rise = value - trace[-2]
             decreases += rise < -1e-9 * max(1.0, abs(value))
-            if stale == 10:
-                status = FitStatus.DECREASED
+            if stale == 10 or abs(rise) < tolerance:
                 break
-            if abs(rise) < tolerance:
-                status = FitStatus.CONVERGED
-                break
-    return best, status, trace, decreases
+    return best, trace, decreases
 
 
 def em_step(

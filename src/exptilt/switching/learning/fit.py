@@ -42,7 +42,6 @@ def fit_model(
     restarts: int = 0,
     max_steps: int = 500,
     tolerance: float = 1e-6,
-    standard_errors: bool = True,
     skip: int = 0,
     generator: torch.Generator | None = None,
     progress: bool | None = None,
@@ -134,7 +133,6 @@ def fit_model(
         end = replace(end, reason=free.same_regimes(end.point) or end.reason)
     named = {name: array.numpy() for name, array in natural(torch.from_numpy(end.point)).items()}
     found = concrete(end.point)
-    errors = delta_method(natural, end.point, end.inverse) if standard_errors else None
     if model.is_torch:
         present = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "start"}
         kept = model.transition.dtype
@@ -148,7 +146,7 @@ def fit_model(
         free.label,
         model=found,
         decreases=drops.get(end.trace[0], 0),
-        standard_errors=errors,
+        standard_errors=delta_method(natural, end.point, end.inverse),
         free_parameters=free.size,
         observations=int((~np.isnan(data.rows)).sum()),
         estimates={name: np.where(told[name], array, np.nan) for name, array in named.items()},
@@ -177,7 +175,7 @@ def _em_starts(
     for start in starts:
         try:
             model = concrete(start)
-            best, _, trace, fell = expectation_maximisation(model, data, inputs, free, filter, *limits)
+            best, trace, fell = expectation_maximisation(model, data, inputs, free, filter, *limits)
         except ArgumentError:
             if not points:
                 raise

@@ -99,6 +99,10 @@ class Free:
         """Whether one of the parameters has something free."""
         return any(name in self.masks for name in names)
 
+    def count(self, name: str) -> int:
+        """How many numbers stand for a parameter."""
+        return len(set(self._index[name].reshape(-1).tolist()) - {-1}) if name in self._index else 0
+
     def vector(self, values: Arrays) -> np.ndarray:
         """The numbers that stand for the free entries of `values`."""
         theta = np.empty(self.size)
@@ -229,22 +233,24 @@ def _from_real(raw: np.ndarray, low: float, high: float) -> Pulled:
     return low + (high - low) * share, lambda bar: bar * (high - low) * share * (1 - share)
 
 
-def interval(value: float, reach: float, low: float, high: float) -> tuple[float, float]:
-    """The ends value ± reach, in logarithms above `low`, or in logits if there is a `high` too.
+@np.errstate(all="ignore")
+def to_line(value: float, low: float, high: float) -> tuple[float, float]:
+    """A number on a line without ends, its logarithm or logit between bounds, and the slope there."""
+    if np.isinf(low):
+        return value, 1.0
+    place, above = _to_real(np.asarray(value), low, high), 1 / np.float64(value - low)
+    return float(place), float(above if np.isinf(high) else above + 1 / np.float64(high - value))
+
+
+@np.errstate(all="ignore")
+def interval(value: float, below: float, above: float, low: float, high: float) -> tuple[float, float]:
+    """The ends value − below and value + above, in logarithms above `low`, or in logits with a `high` too.
 
     These scales are nearer to normal in short samples, and the ends stay inside of the bounds.
     """
-    if np.isinf(low):
-        return value - reach, value + reach
-    above = value - low
-    if np.isinf(high):
-        factor = np.exp(min(reach / above, 700.0)) if above > 0 else np.nan
-        return low + above / factor, low + above * factor
-    p, width = above / (high - low), high - low
-    if not 0 < p < 1:
-        return np.nan, np.nan
-    odds, factor = p / (1 - p), np.exp(min(reach / width / (p * (1 - p)), 700.0))
-    return low + width * odds / (odds + factor), low + width * odds * factor / (1 + odds * factor)
+    place, slope = to_line(value, low, high)
+    ends = [_from_real(np.asarray(place + slope * move), low, high)[0] for move in (-below, above)]
+    return float(ends[0]), float(ends[1])
 
 
 def _softmax(raw: np.ndarray, rest: np.ndarray | float) -> Pulled:

@@ -1,11 +1,11 @@
 """Maximum likelihood of any model that is a differentiable function of a vector.
 
 `objective` is minus the log-likelihood of a filter with its exact gradient; `climb.py` climbs it. Standard
-errors come from the Hessian there.
+errors come from the Hessian there. Where a filter has no derivative, slopes are differences.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,8 +19,11 @@ from ..inference.window import check_method
 from ..parameters import Model, ModelParameters
 from ..series import Data, SeriesLike, read
 from .climb import FitStatus as FitStatus  # where it lay when older objects were pickled
-from .climb import Limits, Objective, best_end, climb_all, remembered, starts_around
+from .climb import Limits, Objective, climb, remembered
 from .summary import Fit
+
+if TYPE_CHECKING:
+    from ..nonlinear import RecurrentSwitching, SwitchingNonlinear
 
 ParametricFit = Fit  # the name in older pickles
 
@@ -120,12 +123,9 @@ def fit_parameters(
     *,
     filter: str = "gpb2",
     inputs: SeriesLike | None = None,
-    restarts: int = 0,
-    spread: float = 0.3,
     max_steps: int = 500,
     tolerance: float = 1e-6,
     skip: int = 0,
-    generator: torch.Generator | None = None,
     progress: bool | None = None,
 ) -> Fit[Model]:
     """Maximum likelihood of any model that is a differentiable function of a vector.
@@ -137,12 +137,9 @@ def fit_parameters(
         y: the data, as for `filter`.
         filter: the filter whose likelihood is maximised, "gpb2", "imm", "gpb1", "gpb3" … or "exact".
         inputs: as for `filter`.
-        restarts: how many more starts, Gaussian around the first.
-        spread: their standard deviation, relative to the larger of 1 and each number.
-        max_steps: of each start.
+        max_steps: how many at most.
         tolerance: stop when the log-likelihood rises by less than this.
         skip: leave the first terms of each series out of the likelihood.
-        generator: randomness of the restarts.
         progress: show a bar always, never, or (None) where somebody looks.
     """
     check_method(filter, "fit_parameters", "exact", argument="filter")
@@ -153,31 +150,29 @@ def fit_parameters(
     first = build(torch.from_numpy(origin))
     data = checked_data(first, y, skip)
     evaluate = objective(build, data, read_inputs(first, data, inputs, "fit_parameters"), filter, skip)
-    starts = starts_around(origin, restarts, spread, generator)
     seen = int((~np.isnan(data.rows)).sum())
     check_enough("fit_parameters", len(origin), seen)
     limits = max_steps, tolerance, progress
-    return parametric_fit(build, evaluate, starts, limits, seen, y=y, inputs=inputs, filter=filter)
+    return parametric_fit(build, evaluate, origin, limits, seen, y=y, inputs=inputs, filter=filter)
 
 
 def parametric_fit(
     build: Callable[[torch.Tensor], Any],
     evaluate: Objective,
-    starts: list[np.ndarray],
+    start: np.ndarray,
     limits: Limits,
     observations: int,
     **data: Any,
 ) -> Fit[Any]:
-    """The best end of climbs from the starts, with its curvature and its model."""
-    ends = climb_all(evaluate, starts, limits)
-    end, same = best_end(ends)
+    """The end of the climb from `start`, with its curvature and its model."""
+    end = climb(evaluate, start, *limits)
     with torch.no_grad():
         model = build(torch.from_numpy(end.point))
     errors = np.sqrt(end.inverse.diagonal())
     return Fit._of(
-        ends,
+        [end],
         end,
-        same,
+        1,
         "parameters[{}]".format,
         model=model,
         estimates={"parameters": end.point},
@@ -187,3 +182,67 @@ def parametric_fit(
         regimes=len(model.transition),
         **data,
     )
+
+
+def fit_nonlinear(
+    build: "Callable[[torch.Tensor], SwitchingNonlinear | RecurrentSwitching]",
+    start: ArrayLike,
+    y: SeriesLike,
+    *,
+    method: str = "imm",
+    linearize: str = "extended",
+    inputs: SeriesLike | None = None,
+    max_steps: int = 200,
+    tolerance: float = 1e-6,
+    progress: bool | None = None,
+) -> Fit[Any]:
+    """Maximum likelihood of a nonlinear or recurrent model, a function of a vector; slopes by differences.
+
+    Args:
+        build: from a ``(k,)`` float64 tensor to a model.
+        start: ``(k,)`` numbers.
+        y: the data, as for the model's `filter`.
+        method: "imm", "gpb2" or "gpb1", the filter whose likelihood is maximised; not asked of a recurrent
+            model, whose filter is GPB2.
+        linearize: "extended" or "unscented"; not asked of a recurrent model.
+        inputs: as for the model's `filter`.
+        max_steps: how many at most.
+        tolerance: stop when the log-likelihood rises by less than this.
+        progress: show a bar always, never, or (None) where somebody looks.
+    """
+    origin = np.array(plain(start)).reshape(-1)
+    first: Any = build(torch.from_numpy(origin))
+    chosen = {"method": method, "linearize": linearize} if hasattr(first, "_read") else {}
+    data, *_ = (
+        first._read(y, inputs, *chosen.values(), "fit_nonlinear")
+        if chosen
+        else first._prepared(y, inputs, "fit_nonlinear")
+    )
+
+    def value(theta: np.ndarray) -> float:
+        try:
+            model: Any = build(torch.from_numpy(theta))
+            post = model.filter(y, inputs=inputs, **chosen)
+        except ArgumentError:
+            return np.inf
+        return -float(np.sum(plain(post.log_likelihood)))
+
+    limits, seen = (max_steps, tolerance, progress), int((~np.isnan(data.rows)).sum())
+    return parametric_fit(build, by_differences(value), origin, limits, seen)
+
+
+def by_differences(value: Callable[[np.ndarray], float]) -> Objective:
+    """A function and its gradient by central differences; +inf, and no slope, where it has no value."""
+
+    def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        here, slope = value(theta), np.zeros_like(theta)
+        if not np.isfinite(here):
+            return np.inf, slope
+        for k in range(len(theta)):
+            step = np.zeros_like(theta)
+            step[k] = 1e-5 * max(1.0, abs(theta[k]))
+            up, down = value(theta + step), value(theta - step)
+            slope[k] = (up - down) / (2 * step[k]) if np.isfinite(up + down) else 0.0
+        return here, slope
+
+    return remembered(evaluate)

@@ -14,6 +14,7 @@ from .chain import AGE, INPUT
 from .climb import FLOOR, LEAST, FitStatus, Objective, best_starts, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .free_parameters import Bounds, Free
+from .profile import profile_errors
 from .summary import Fit
 
 # Starts for a series of more than twice PART rows are looked for in PART of them, in stretches of BLOCK.
@@ -132,6 +133,8 @@ def climb_named(
     noises: Mapping[str, tuple[ArrayLike, int]],
     search: Objective | None = None,
     progress: bool | None = None,
+    profile: bool = False,
+    others: Sequence[Arrays] = (),
     **fields: Any,
 ) -> Fit[Any]:
     """Climb from several starts; the fit without its model, regimes in order of `rank_by`.
@@ -147,7 +150,9 @@ def climb_named(
         noises: for each noise the deviation of its data, and 1 if the noise is a deviation, 2 if a variance.
         search: what the drawn points are judged by, if that is not `evaluate`.
         progress: show a bar always, never, or (None) where somebody looks.
-        fields: of the fit.
+        profile: whether intervals are taken by profile likelihood.
+        others: parameters that are tried too, with one round of drawn points.
+        fields: of the fit, `observations` among them.
     """
 
     def values_of(point: np.ndarray) -> Arrays:
@@ -167,9 +172,14 @@ def climb_named(
             for least in (LEAST, FLOOR)
         ]
     starts = 1 if len(named.values[rank_by]) == 1 else starts  # one regime has a single maximum
+    rounds = 1 if others else starts - 1
     generator = torch.Generator().manual_seed(seed)
-    drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
+    drawn = starts_around(origin, draws[0] * rounds if len(origin) else 0, 1.0, generator)
+    if free is not None and others:
+        drawn, starts = [*drawn, *map(free.vector, others)], max(starts, 5)
     chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)
+    if search is not None:  # those that some rows prefer, judged by all
+        chosen = sorted(chosen, key=lambda start: evaluate(start)[0])[:3]
     ends, end, same = highest(evaluate, chosen, (500, tolerance, progress), bounded, walls[0], walls[1])
     estimates = values_of(end.point)
     errors = {name: np.full(array.shape, np.nan) for name, array in estimates.items()}
@@ -194,8 +204,30 @@ def climb_named(
     if free is not None and end.status is FitStatus.STALLED:
         end = replace(end, reason=free.same_regimes(end.point, np.argsort(order)) or end.reason)
     found: dict[str, Any] = {"estimates": arranged(estimates), "standard_errors": arranged(errors)}
+    if profile and end.status is FitStatus.CONVERGED:
+        found["profile_errors"] = arranged(
+            profile_errors(named, evaluate, end, errors, fields["observations"])
+        )
     found |= {"model": None, "bounds": {} if free is None else free.bounds}
     return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
+
+
+def split_regimes(values: Arrays, level: str, deviation: str) -> list[Arrays]:
+    """Parameters with one regime more: each is split into two that differ in level, or in deviation."""
+    M, out = len(values["transition"]), list[Arrays]()
+    for k in range(M):
+        which, pair, sides = [*range(M), k], [k, M], np.array([-1.0, 1.0])
+        P = values["transition"][np.ix_(which, which)]
+        P[:, pair] /= 2
+        P[np.ix_(pair, pair)] = P[k, pair].sum() * np.array([[0.9, 0.1], [0.1, 0.9]])
+        P = np.maximum(P, 1e-3)
+        for apart, ratio in ((0.7, 1.0), (0.0, 1.6)):
+            new = {name: array[which] for name, array in values.items()}
+            new["transition"] = P / P.sum(1, keepdims=True)
+            new[level][pair] += apart * sides * new[deviation][pair]
+            new[deviation][pair] *= ratio**sides
+            out.append(new)
+    return out
 
 
 def some_rows(T: int) -> np.ndarray | None:

@@ -156,6 +156,8 @@ class Fit(Generic[Fitted]):
         filter: the filter whose likelihood it is.
         bounds: lowest and highest value of parameters that have one; their intervals are taken in logarithms
             or logits, and stay within.
+        profile_errors: of regressions, ``(..., 2)`` errors below and above each estimate, of which the
+            intervals of a summary are made in place of the standard error: profile likelihood's at 95 %.
     """
 
     model: Fitted
@@ -178,6 +180,7 @@ class Fit(Generic[Fitted]):
     inputs: Any = None
     filter: str = "gpb2"
     bounds: Bounds = field(default_factory=dict)
+    profile_errors: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def _of(
@@ -202,7 +205,7 @@ class Fit(Generic[Fitted]):
             numbers = state["parameters"]
             state = state | {"estimates": {"parameters": numbers}, "free_parameters": len(numbers)}
         before = {"eigenvalues": np.zeros(0), "estimates": {}, "trace": np.zeros(1), "observations": 0}
-        before["bounds"] = {}
+        before |= {"bounds": {}, "profile_errors": {}}
         self.__dict__.update(before | state)
 
     def __repr__(self) -> str:
@@ -377,7 +380,7 @@ class Fit(Generic[Fitted]):
         """
         errors = self.standard_errors
         errors = {"parameters": errors} if isinstance(errors, np.ndarray) else errors
-        rows = _estimate_rows(self.estimates, errors, self.regimes, level, self.bounds)
+        rows = _estimate_rows(self.estimates, errors, self.regimes, level, self.bounds, self.profile_errors)
         facts = [
             f"{self.regimes} regimes, {self.observations} observations, {self.free_parameters} parameters",
             f"log-likelihood {self.log_likelihood:.4f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}",
@@ -444,6 +447,7 @@ def _estimate_rows(
     regimes: int,
     level: float,
     bounds: Bounds,
+    sides: dict[str, np.ndarray],
 ) -> list[tuple[str, tuple[float, ...]]]:
     """One row a learned number; what all regimes share stands once."""
     from scipy.special import ndtr, ndtri
@@ -468,7 +472,8 @@ def _estimate_rows(
             limits = (
                 (0.0, np.inf) if variance else bounds.get(name, PROBABILITIES.get(name, (-np.inf, np.inf)))
             )
-            ends = interval(value, reach * error, *limits)
+            found = sides[name][where] if name in sides else np.array([np.nan, np.nan])
+            ends = interval(value, *(reach * np.where(np.isnan(found), error, found)), *limits)
             rows.append((label, (value, error, z, float(2 * ndtr(-abs(z))), *ends)))
     return rows
 

@@ -83,7 +83,7 @@ def walk_forward(
         end = min(begin + every, T)
         past, present = data.rows[:begin], data.rows[:end]
         u = [None if known is None else known[:cut] for cut in (begin, end)]
-        model = fit_model(model, past, inputs=u[0], standard_errors=False, progress=False, **options).model
+        model = fit_model(model, past, inputs=u[0], progress=False, **options).model
         with torch.no_grad():
             post = filter_series(model, present, method=method, inputs=u[1])
         means, covs, center, _ = post._output

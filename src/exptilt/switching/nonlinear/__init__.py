@@ -16,7 +16,7 @@ circular, in collapse, sigma points and innovations alike.
 """
 
 from ..inference.results import Filtered, Smoothed
-from ..learning.differences import fit_nonlinear
+from ..learning.maximum_likelihood import fit_nonlinear
 from .model import SwitchingNonlinear
 from .recurrent import RecurrentSwitching
 

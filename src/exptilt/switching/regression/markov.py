@@ -32,6 +32,7 @@ from ..learning.named import (
     even_transition,
     name_parameters,
     some_rows,
+    split_regimes,
 )
 from ..learning.summary import Fit
 from ..model import SwitchingLinearGaussian
@@ -70,7 +71,7 @@ def markov_regression(
             it has lasted.
     """
     options = starts, seed, fixed, constraints, transition_inputs, durations
-    return fit_regression("markov_regression", y, x, regimes, 0, switching, *options)
+    return fit_regression("markov_regression", y, x, regimes, 0, switching, *options, profile=True)
 
 
 def markov_autoregression(
@@ -105,7 +106,7 @@ def markov_autoregression(
     """
     whole("markov_autoregression", "order", order, otherwise=", or markov_regression")
     options = starts, seed, fixed, constraints, transition_inputs, durations
-    return fit_regression("markov_autoregression", y, x, regimes, order, switching, *options)
+    return fit_regression("markov_autoregression", y, x, regimes, order, switching, *options, profile=True)
 
 
 def build(modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, Any]) -> SwitchingLinearGaussian:
@@ -123,6 +124,7 @@ def _objective(
 ) -> Objective:
     """Minus the log-likelihood and its gradient in unconstrained numbers."""
 
+    @np.errstate(all="ignore")  # a climb may look too far
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         none = np.inf, np.zeros_like(theta)
         try:
@@ -154,10 +156,13 @@ def fit_regression(
     durations: int = 1,
     start: Mapping[str, np.ndarray] | None = None,
     progress: bool | None = None,
+    profile: bool = False,
 ) -> Fit[SwitchingLinearGaussian]:
     """Fit a regression or an autoregression; arguments as for `markov_autoregression`.
 
-    `start` are estimates to start from, instead of a division of the residuals by size.
+    `start` are estimates to start from, instead of a division of the residuals by size; if they are of fewer
+    regimes, these are split. `profile` says
+    whether intervals are taken by profile likelihood.
     """
     known = [name for name in PARTS if order or name != "autoregression"]
     names = check_switching(what, switching, known, regimes, starts)
@@ -198,7 +203,8 @@ def fit_regression(
         check_noise(what, left[:, None], seen[:, None], ["y"])
     first |= chain.extra(first["transition"])
     unit = np.exp(np.log(first["deviation"]).mean())
-    first = dict(start or first)
+    more = start is not None and len(start["transition"]) < regimes
+    first = dict(first if start is None or more else start)
     bounds = {"deviation": (0.0, np.inf)}
     scales = {"intercept": unit, "autoregression": 0.3, "deviation": 0.5}
     leans = {}
@@ -221,11 +227,13 @@ def fit_regression(
         rank_by,
         starts,
         seed,
-        1e-9 if start is None else COARSE,
+        1e-9 if start is None or more else COARSE,
         (16, 20),
         {"deviation": (unit, 1)},
         search=search,
         progress=progress,
+        profile=profile,
+        others=split_regimes(dict(start), "intercept", "deviation") if more and start else (),
         observations=len(seen),
         regimes=regimes,
         order=order,
