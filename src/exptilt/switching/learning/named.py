@@ -151,7 +151,7 @@ def climb_named(
         search: what the drawn points are judged by, if that is not `evaluate`.
         progress: show a bar always, never, or (None) where somebody looks.
         profile: whether intervals are taken by profile likelihood.
-        others: parameters that are tried too, with one round of drawn points.
+        others: parameters to start from as well, beside the drawn points; two starts more are climbed from.
         fields: of the fit, `observations` among them.
     """
 
@@ -172,11 +172,10 @@ def climb_named(
             for least in (LEAST, FLOOR)
         ]
     starts = 1 if len(named.values[rank_by]) == 1 else starts  # one regime has a single maximum
-    rounds = 1 if others else starts - 1
     generator = torch.Generator().manual_seed(seed)
-    drawn = starts_around(origin, draws[0] * rounds if len(origin) else 0, 1.0, generator)
+    drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
     if free is not None and others:
-        drawn, starts = [*drawn, *map(free.vector, others)], max(starts, 5)
+        drawn, starts = [*drawn, *map(free.vector, others)], starts + 2
     chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)
     if search is not None:  # those that some rows prefer, judged by all
         chosen = sorted(chosen, key=lambda start: evaluate(start)[0])[:3]
