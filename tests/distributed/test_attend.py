@@ -115,6 +115,7 @@ def test_options_of_losses_that_differ_are_told_to_all(tmp_path):
         assert text in zero[name], (name, zero[name])
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_told_to_the_others(tmp_path):
     torchrun(3, "faults.py", "killed", tmp_path)
     assert not (tmp_path / "2.json").exists()
