@@ -89,7 +89,7 @@ def test_many_writers_of_one_file(tmp_path):
     assert names(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("moment", range(7))
 @pytest.mark.parametrize("stop", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("before", [False, True])
 def test_all_or_nothing(tmp_path, monkeypatch, moment, stop, before):
@@ -109,8 +109,9 @@ def test_all_or_nothing(tmp_path, monkeypatch, moment, stop, before):
         return act
 
     monkeypatch.setattr(Path, "write_bytes", may_fail(Path.write_bytes))
+    monkeypatch.setattr(os, "replace", may_fail(os.replace))
     new = {"a.csv": "new a", "b.json": "new b", "index.html": "new page"}
-    if moment < 3:
+    if moment < 6:
         with pytest.raises(type(stop)):
             files.write_together(folder, new)
         assert ({path.name: path.read_text() for path in folder.iterdir()} if folder.exists() else {}) == old

@@ -73,19 +73,31 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
 
 
 def write_together(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> list[Path]:
-    """Write texts (file name: text) into `folder`: all drafts first, then each is moved into its place.
+    """Write texts (file name: text) into `folder`: all of them, or none, with the old files restored.
 
     The folder is made if it is missing. Files are moved in the order given, so that a page that refers to the
-    others can come last; their paths are returned in that order. If a draft cannot be written, nothing moves.
+    others can come last; their paths are returned in that order.
     """
     place, made = Path(folder), prepare_folder(folder)
     try:
         with _draft_folder(place) as hidden:
+            drafts = Path(hidden)
             for name, text in texts.items():
-                (Path(hidden) / name).write_bytes(text.encode("utf-8", "replace"))
-                _to_disk(Path(hidden) / name)
-            for name in texts:
-                os.replace(Path(hidden) / name, place / name)
+                (drafts / name).write_bytes(text.encode("utf-8", "replace"))
+                _to_disk(drafts / name)
+            try:
+                for name in texts:
+                    if (place / name).exists():
+                        shutil.copy2(place / name, drafts / f"{name}.old")
+                    os.replace(drafts / name, place / name)
+            except BaseException:
+                for name in texts:
+                    moved, old = not (drafts / name).exists(), drafts / f"{name}.old"
+                    if moved and old.exists():
+                        old.replace(place / name)
+                    elif moved:
+                        (place / name).unlink()
+                raise
     except BaseException:
         forget_folders(made)
         raise
