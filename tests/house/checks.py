@@ -37,7 +37,7 @@ HEIGHT = {folder: height for height, folders in enumerate(LAYERS) for folder in 
 # Libraries that only some users have or want. Nobody may import them at module level, but for the files named
 # here, which in turn are imported only where they are used.
 OPTIONAL_LIBRARIES = {
-    *("PIL", "matplotlib", "jinja2", "latex2mathml", "pandas", "psutil", "triton", "torchdiffeq", "faiss"),
+    *("PIL", "matplotlib", "jinja2", "latex2mathml", "pandas", "psutil", "triton", "torchdiffeq"),
     *(
         "transformers",
         "safetensors",
