@@ -144,7 +144,7 @@ def fit_named_model(
         starts: how many starts.
         seed: of the starts after the first.
         start: a fit of the same kind to start from, alone; of a longer series, for example. Of one column, a
-            fit with a regime less may be passed: its regimes are split.
+            fit with a regime less may be passed: its regimes are split, beside the other starts.
         progress: show a bar always, never, or (None) where somebody looks.
     """
     if kind not in KINDS:
@@ -170,7 +170,9 @@ def fit_named_model(
             raise ArgumentError(
                 f"fit_named_model: component {a} {what}. Leave it out, or pass a series that varies."
             )
-    starts, estimates = (starts, None) if start is None else (1, start.estimates)
+    estimates = None if start is None else start.estimates
+    grows = estimates is not None and len(estimates["transition"]) < modes
+    starts = starts if start is None or grows else 1
     if kind == "autoregression":
         if values.shape[1] != 1:
             raise ArgumentError(

@@ -151,7 +151,7 @@ def climb_named(
         search: what the drawn points are judged by, if that is not `evaluate`.
         progress: show a bar always, never, or (None) where somebody looks.
         profile: whether intervals are taken by profile likelihood.
-        others: parameters to start from as well, beside the drawn points; two starts more are climbed from.
+        others: parameters to start from as well; the first and the best two are climbed from, beside the drawn points.
         fields: of the fit, `observations` among them.
     """
 
@@ -174,9 +174,10 @@ def climb_named(
     starts = 1 if len(named.values[rank_by]) == 1 else starts  # one regime has a single maximum
     generator = torch.Generator().manual_seed(seed)
     drawn = starts_around(origin, draws[0] * (starts - 1) if len(origin) else 0, 1.0, generator)
+    judge = search or evaluate
+    chosen = best_starts(judge, drawn, starts, walls[0], draws[1], progress)
     if free is not None and others:
-        drawn, starts = [*drawn, *map(free.vector, others)], starts + 2
-    chosen = best_starts(search or evaluate, drawn, starts, walls[0], draws[1], progress)
+        chosen += best_starts(judge, [free.vector(x) for x in others], 3, walls[0], draws[1], progress)
     if search is not None:  # those that some rows prefer, judged by all
         chosen = sorted(chosen, key=lambda start: evaluate(start)[0])[:3]
     ends, end, same = highest(evaluate, chosen, (500, tolerance, progress), bounded, walls[0], walls[1])
