@@ -196,7 +196,10 @@ def is_batch(tensor: Tensor) -> bool:
 
 
 def in_batches() -> int:
-    """The level of torch's older `vmap` (see `is_batch`), 0 outside of it."""
+    """The level of torch's older `vmap` (see `is_batch`), 0 outside of it.
+
+    Not for calls without a batch: Ctrl-C between the two lines would leave torch inside of a `vmap` for good.
+    """
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     return level

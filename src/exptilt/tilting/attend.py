@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exptilt._support.errors import ArgumentError
-from exptilt._support.transforms import apply, in_batches, in_transform, transform_compiled
+from exptilt._support.transforms import apply, in_transform, is_batch, transform_compiled
 from exptilt.tilting import plan
 from exptilt.tilting.arguments import Call, explain_keywords, prepare_again
 from exptilt.tilting.backends import dispatch, reference
@@ -55,7 +55,7 @@ def run(call: Call, *, key_mass: bool = False) -> AttentionResult:
         else:
             found = apply(Attend, *t, settings)
         output, G, entropy, mean, variance, maximum, weight, gap, shift, _ = found
-    elif call.layout is not None and not in_batches():  # straight to the kernel
+    elif call.layout is not None and not any(map(is_batch, t[:3])):  # straight to the kernel
         rule, backend, check = settings.rule, settings.backend, settings.check
         output, stacked, _ = dispatch.forward(t, rule, backend, check, call.layout)
         if not key_mass:

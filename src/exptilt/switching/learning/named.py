@@ -151,7 +151,7 @@ def climb_named(
         search: what the drawn points are judged by, if that is not `evaluate`.
         progress: show a bar always, never, or (None) where somebody looks.
         profile: whether intervals are taken by profile likelihood.
-        others: parameters to start from as well; the first and the best two are climbed from, beside the drawn points.
+        others: more parameters to start from; the first and the best two are climbed from, beside the drawn points.
         fields: of the fit, `observations` among them.
     """
 

@@ -155,11 +155,10 @@ def fold_batches(forward: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tu
 
     @wraps(forward)
     def folded(*arguments: Any) -> tuple[Tensor, ...]:
-        if not (level := in_batches()):
-            return forward(*arguments)
         batch = next((x for x in arguments if isinstance(x, Tensor) and is_batch(x)), None)
         if batch is None:
             return forward(*arguments)
+        level = in_batches()
         size = without_batch(batch, level, 1).shape[0]
         plain = (without_batch(x, level, size) if isinstance(x, Tensor) else x for x in arguments)
         return tuple(as_batch(x, level) if x.dim() else x for x in forward(*plain))
@@ -389,7 +388,8 @@ def gradient(t: Inputs, bar: Cotangents, stats: Statistics, settings: Settings, 
     """Gradients by the wanted inputs, differentiable."""
     needing, tensors = _needing(t, settings, wanted), (*t, *bar, *stats)
     # `apply` also unwraps tensors that a transform which has ended left wrapped
-    if in_batches() or derivatives_wanted(tensors) or any(x is not None and is_wrapped(x) for x in tensors):
+    held = [x for x in tensors if x is not None]
+    if derivatives_wanted(held) or any(is_wrapped(x) or is_batch(x) for x in held):
         found = apply(Gradient, *GRADIENT.flat(needing, inputs=t, bar=bar, stats=stats))
         return _present(found, t, wanted)
     return InputTangents(
