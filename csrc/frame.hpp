@@ -1,4 +1,4 @@
-// Frames: what a kernel is told, by name, in one plain struct that Python fills.
+// Frames: the arguments of a kernel, as named fields of one plain struct that Python fills.
 //
 // A list of fields is written once, as a macro. It becomes the struct here, and a text from which
 // exptilt/_support/native.py makes the same struct with ctypes, so the two cannot differ:
@@ -33,7 +33,7 @@
     return FIELDS(EXPTILT_WHOLE_TEXT, EXPTILT_REAL_TEXT, EXPTILT_PLACE_TEXT);         \
   }
 
-// A kernel returns a whole number of its own choosing, 0 or more; −1 says that memory ran out.
+// A kernel returns a whole number, 0 or more, with a meaning of its own; −1 means that memory ran out.
 constexpr int64_t OUT_OF_MEMORY = -1;
 #define EXPTILT_KERNEL(name, Name)                                                    \
   static int64_t name##_body(Name& f);                                                \

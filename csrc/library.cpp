@@ -1,8 +1,8 @@
-// What Python asks a library before it trusts it: its version, its sources, its target, and whether the
-// processor can run it. Compiled for any processor of the family.
+// Functions that Python calls before it uses a library: version of the interface, digest of the sources, target,
+// and whether the processor can run the kernels. Compiled to run on any processor of the family.
 #include "frame.hpp"
 
-// Raised whenever Python and the library must change together in a way that field lists do not show.
+// Version of the interface. Raise it when Python and the library must change together and no field list changes.
 EXPTILT_EXPORT int64_t exptilt_abi() { return 1; }
 
 EXPTILT_EXPORT const char* exptilt_source() { return EXPTILT_SOURCE; }

@@ -2,7 +2,7 @@
 //
 //     pointer_i = (i + start) / N,     ancestor_i = the least k with W_1 + … + W_k > pointer_i
 //
-// The weights may have any sum, and those of 0 have no descendants. The ancestors come out in rising order.
+// The weights may have any sum. A particle of weight 0 has no descendants. Ancestors are in rising order.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +17,7 @@ inline void systematic(const double* weight, int64_t count, double start, int64_
   double cumulative = weight[0];
   for (int64_t i = 0; i < drawn; ++i) {
     const double pointer = (double(i) + start) / double(drawn) * total;
-    while (cumulative <= pointer && source < last)  // rounding may put a pointer beyond the last one
+    while (cumulative <= pointer && source < last)  // rounding may put a pointer beyond the total
       cumulative += weight[++source];
     ancestor[i] = source;
   }

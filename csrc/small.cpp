@@ -1,5 +1,5 @@
-// Small kernels: clusters of points, a sweep of a classical Hopfield network, systematic resampling; and any
-// kernel on one of several threads.
+// Small kernels: clusters of points, a sweep of a classical Hopfield network, systematic resampling; and a
+// wrapper with which several threads run one kernel.
 #include <algorithm>
 #include <vector>
 
@@ -8,14 +8,14 @@
 
 // ---- clusters: the connected components of points that are at most a radius apart.
 //
-// The points (count, dimension) are sorted by their first coordinate. A search goes from point to point and
-// looks only at those that no search has reached, within the radius along that coordinate.
+// The points (count, dimension) are sorted by their first coordinate. From each point, a search looks only at
+// points within the radius along that coordinate that no search has reached yet.
 
 #define CLUSTERS_FIELDS(whole, real, place) \
   whole(count) whole(dimension) real(radius) place(const double, points) place(int64_t, label)
 EXPTILT_FRAME(Clusters, CLUSTERS_FIELDS)
 
-// The first point at or after i that has not been reached; the path to it is shortened on the way.
+// Returns the first point at or after i that no search has reached; shortens the path to it in `after`.
 static int64_t unreached(int64_t* after, int64_t i) {
   int64_t root = i;
   while (after[root] != root) root = after[root];
@@ -57,9 +57,9 @@ EXPTILT_KERNEL(clusters, Clusters) {
   return found;
 }
 
-// ---- a classical network: every unit of each state (rows, units) once, in a given order.
+// ---- a sweep of a classical Hopfield network: updates every unit of each state (rows, units) once, in a given order.
 //
-// field = state · weight is kept up to date: looking at a unit costs nothing, a flip a row of the weights.
+// field = state · weight is kept up to date: testing a unit is one comparison, a flip adds a row of the weights.
 
 #define NETWORK_FIELDS(whole, real, place)                                                      \
   whole(rows) whole(units) real(tie) place(const double, weight) place(const int64_t, order)    \
@@ -94,8 +94,8 @@ EXPTILT_KERNEL(resample, Resampling) {
   return 0;
 }
 
-// ---- a kernel on one of several threads that share its frame: what it returns is added up, and threads that
-// had no memory are counted.
+// ---- runs a kernel on one of several threads that share its frame: adds the kernel's result to `sum`, or 1 to
+// `lacking` if memory ran out.
 
 using Kernel = int64_t(void*);
 #define SHARED_FIELDS(whole, real, place) place(Kernel, kernel) place(void, frame) whole(sum) whole(lacking)

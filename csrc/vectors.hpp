@@ -1,23 +1,23 @@
-// Vectors: as many numbers as a register of the target holds, written with the compiler's own vector types.
+// Vectors as wide as a register of the target, written with the compiler's vector types; their exp and tanh.
 //
 // exp(d) for d <= 0, by range reduction and a polynomial:
 //
 //     d = n log 2 + r,  |r| <= (log 2)/2,      e^d = 2^n (1 + r + r² P(r)),
 //
-// where log 2 is split into a part with few bits (n times it is exact) and the rest (Cody and Waite), and 2^n is
+// where log 2 is split into a part with few bits, n times which is exact, and the rest (Cody and Waite), and 2^n is
 // made by writing n into the exponent bits. Below the smallest normal number the result is 0, not a denormal
-// (n = −127 leaves exponent bits of 0): a score that far under the maximum weighs nothing, and a masked score
-// of −inf weighs exactly nothing.
+// (n = −127 leaves exponent bits of 0): a score that far below the maximum has weight 0, and so has a masked
+// score of −inf.
 //
 // tanh(x), for the softcap c tanh(z/c):
 //
 //     |x| < 0.625:  x + x³ P(x²) (float32), the rational form of Cephes (float64): small x keep their digits
 //     otherwise:    (1 − e)/(1 + e), e = e^{−2|x|}, with the sign of x
 //
-// and its slope is 1 − tanh² for small x, 4e/(1 + e)² otherwise: no difference of numbers that are nearly equal.
+// Its slope is 1 − tanh² for small x, 4e/(1 + e)² otherwise; neither subtracts numbers that are nearly equal.
 //
-// A product and a sum may become one multiply-add; nothing else is rearranged, so a loop does the same
-// arithmetic in the same order wherever vectors are equally wide.
+// The compiler may fuse a product and a sum into one multiply-add and rearranges nothing else, so targets with
+// equally wide vectors do the same arithmetic in the same order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -41,7 +41,7 @@ template <class T> struct Wide {
   static INLINE V load(const T* p) { return *reinterpret_cast<const Loose*>(p); }
   static INLINE void store(T* p, V x) { *reinterpret_cast<Loose*>(p) = x; }
   static INLINE V all(T x) { return x - V{}; }
-  // The larger of the two; NaN stays NaN.
+  // The larger of x and low; NaN in x stays NaN.
   static INLINE V at_least(V x, V low) { return low > x ? low : x; }
 
   static INLINE T sum(V x) {
@@ -50,7 +50,7 @@ template <class T> struct Wide {
   static INLINE T largest(V x) {
     return folded<lanes>(x, [](auto a, auto b) { return a > b ? a : b; });
   }
-  // join(lower half, upper half), and again, until one number is left.
+  // Joins the lower and the upper half of x, then the halves of the result, until one number is left.
   template <int n, class Some, class Join> static INLINE T folded(Some x, Join join) {
     if constexpr (n == 1) {
       return x[0];
@@ -85,17 +85,17 @@ template <class T> struct Wide {
     return p;
   }
 
-  // d, or the number from which on downwards e^d is 0; NaN stays NaN.
+  // d, but at least the largest number whose e^d is 0 here; NaN stays NaN.
   static INLINE V no_lower(V d) { return at_least(d, all(T(-(single ? 127 : 1023) * 0.6931471805599453))); }
   static INLINE V exp(V d) { return exp_of_limited(no_lower(d)); }
   static INLINE V exp_of_limited(V y) {
     constexpr int mantissa = single ? 23 : 52, offset = single ? 127 : 1023;
-    const V shift = all(single ? T(1.5 * 8388608.0) : T(1.5 * 4503599627370496.0));  // adding it rounds
+    const V shift = all(single ? T(1.5 * 8388608.0) : T(1.5 * 4503599627370496.0));  // adding it rounds to whole
     const V t = y * all(T(1.4426950408889634)) + shift, n = t - shift;
     V r = n * all(T(single ? -0.693359375 : -6.93145751953125e-1)) + y;
     r = n * all(T(single ? 2.12194440e-4 : -1.42860682030941723212e-6)) + r;
     V p;
-    if constexpr (single)  // least largest error on |r| <= (log 2)/2 (Cephes)
+    if constexpr (single)  // minimax polynomial on |r| <= (log 2)/2 (Cephes)
       p = polynomial(r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
                      5.0000001201e-1, 1.0, 1.0);
     else  // Taylor's series to r^13: the rest is below 1e-17
@@ -127,8 +127,8 @@ template <class T> struct Wide {
   }
 };
 
-// body(j, k) for vectors j = 0 … count − 1 of a row, two at a time: k says which of two sums j adds to, so
-// that two chains hide each other's latency.
+// Calls body(j, k) for the vectors j = 0 … count − 1 of a row, with k = 0 and 1 in turn. A body that adds to sum k
+// of two sums has two chains of additions, which hide each other's latency.
 template <class Body> INLINE void by_twos(int64_t count, Body body) {
   int64_t j = 0;
   for (; j + 2 <= count; j += 2) {
@@ -170,7 +170,7 @@ template <class T> INLINE int64_t find(const T* row, int64_t vectors, T x) {
   const auto wanted = W::all(x);
   const int64_t count = vectors * W::lanes;
   int64_t j = 0;
-  for (; j + few <= count; j += few) {  // four vectors at a time: where one of them holds it
+  for (; j + few <= count; j += few) {  // skips four vectors at a time until one of them holds x
     const auto same = (W::load(row + j) == wanted) | (W::load(row + j + W::lanes) == wanted) |
                       (W::load(row + j + 2 * W::lanes) == wanted) | (W::load(row + j + 3 * W::lanes) == wanted);
     int64_t words[EXPTILT_BITS / 64], any = 0;

@@ -1,12 +1,12 @@
-// The frame of attention: everything a sweep is told, in one block of memory that its threads share.
+// The frame of attention: the arguments of every sweep, in one struct that its threads share.
 //
 // An *operand* is a tensor of vectors (..., heads, length, dim): the address of its first number, a table that
-// says where each head's block begins (in numbers, from the first), the numbers from one vector to the next, and
+// says where each head's block begins (in numbers, from the first), the distance in numbers between vectors, and
 // their kind. So a slice of a longer cache, a broadcast batch axis and half precision are read where they are.
 //
 // A *plane* is a tensor that belongs to pairs of a query and a key (..., heads, queries or 1, keys or 1): address,
-// table, and the numbers from one query and from one key to the next, 0 along an axis that is shared. A
-// log-weight is a plane with one row. What is absent has address 0.
+// table, and the distance in numbers between queries and between keys, 0 along an axis that is shared. A
+// log-weight is a plane with one row. An absent operand or plane has address 0.
 #pragma once
 #include "frame.hpp"
 #include "attention/pack.hpp"
@@ -41,12 +41,12 @@ struct Plane {
   whole(shelf_slots)   /* packed tiles that a thread keeps */                                                     \
   whole(row_parts) whole(key_parts)                                                                               \
   whole(row_tile_from) whole(row_tile_to) /* the rows of every block that a backward sweep goes over */           \
-  whole(keys_outside)  /* whether a backward sweep goes over the keys once, and over the rows for each tile */    \
+  whole(keys_outside)  /* backward: 1 if tiles of keys are the outer loop, and rows the inner one */              \
   place(const int64_t, order) place(const int64_t, bounds) /* an owner's blocks are order[bounds[owner]] … */     \
   place(char, output) place(char, statistics) place(int64_t, best) /* results */                                  \
   whole(top)           /* how many of a row's heaviest keys are wanted */                                         \
   place(const int64_t, skip) /* a key that each query leaves out, −1 for none */                                  \
-  place(const char, rows) /* what is known of each query, one line of numbers after another */                    \
+  place(const char, rows) /* (lines, queries): numbers given for each query; each sweep lists its lines */        \
   place(char, query_grad) place(char, key_grad) place(char, value_grad)                                           \
   place(double, column_sum) place(double, row_sum)                                                                \
   place(char, bias_grad) place(const int64_t, bias_grad_at) whole(bias_grad_row)                                  \
@@ -67,26 +67,26 @@ struct Plane {
 struct Attention {
   ATTENTION_FIELDS(EXPTILT_WHOLE, EXPTILT_REAL, EXPTILT_PLACE, EXPTILT_OPERAND, EXPTILT_PLANE)
 
-  // The threads' way to share out units: the first of `chunk` units that nobody has taken.
+  // Takes the next `chunk` units for the calling thread; returns the first.
   int64_t take() { return __atomic_fetch_add(&next, chunk, __ATOMIC_RELAXED); }
   int64_t rows_of_block() const { return group * Q; }
   int64_t all_rows() const { return blocks * group * Q; }
-  // Number `line` of what is known of a row.
+  // Number `line` of those given for a row.
   template <class T> INLINE T known(int64_t line, int64_t row) const {
     return reinterpret_cast<const T*>(rows)[line * all_rows() + row];
   }
 };
 INLINE void raise_flag(int64_t& flag) { __atomic_store_n(&flag, 1, __ATOMIC_RELAXED); }
 
-// body(unit) for the units that this thread gets.
+// Calls body(unit) for each unit that this thread takes.
 template <class Body> inline void for_units(Attention& f, Body body) {
   for (int64_t start; (start = f.take()) < f.units;)
     for (int64_t unit = start; unit < std::min(start + f.chunk, f.units); ++unit) body(unit);
 }
 
-// A score that weighs nothing may be −inf; its distance to the mean is taken as this, so that weight 0 times its
-// square is 0 and not NaN.
+// Lower bound of a score less the mean. A hidden key's score is −inf; with this bound, weight 0 times the square of
+// the difference is 0 and not NaN.
 constexpr double FAR = -1e15;
-// Tiles after which a running sum is put away in float64: a sum over a million keys is then as exact as one over
-// a few thousand.
+// Tiles after which running sums are added to float64 totals: a sum over a million keys is then as exact as one
+// over a few thousand.
 constexpr int64_t FLUSH = 16;

@@ -1,5 +1,5 @@
-// The C functions of attention, for one kind of number: each takes units of a frame until there are none, on as many
-// threads as call it.
+// The C functions of attention for one type of number. Every thread that calls one takes units of the frame until
+// none are left.
 #include "attention/backward.hpp"
 #include "attention/forward.hpp"
 
@@ -16,7 +16,7 @@ EXPTILT_EXPORT void EXPTILT_NAME(tangent)(Attention* frame) { run<Tangent<EXPTIL
 EXPTILT_EXPORT void EXPTILT_NAME(backward)(Attention* frame) { run<Backward<EXPTILT_NUMBER>>(frame); }
 EXPTILT_EXPORT void EXPTILT_NAME(mass)(Attention* frame) { run<Mass<EXPTILT_NUMBER>>(frame); }
 EXPTILT_EXPORT void EXPTILT_NAME(heaviest)(Attention* frame) { run<Heaviest<EXPTILT_NUMBER>>(frame); }
-// Two frames, one after the other: that of the parts, and that of the results.
+// frames[0] holds the parts; frames[1] gets the joined results.
 EXPTILT_EXPORT void EXPTILT_NAME(join)(Attention* frames) { join<EXPTILT_NUMBER>(frames[0], frames[1]); }
 EXPTILT_EXPORT int64_t EXPTILT_NAME(lanes)() { return Wide<EXPTILT_NUMBER>::lanes; }
 EXPTILT_EXPORT int64_t EXPTILT_NAME(block_rows)() { return EXPTILT_ROWS; }

@@ -6,8 +6,8 @@
 //
 //     ds_ij = p_ij t_ij,    t_ij = <ō_i, v_j> + a0_i + a1_i c_ij + a2_i c_ij²,
 //
-// so the sweep is told only the shift, the inverse weight and the gap that make p and c, and a0, a1, a2 of each
-// query. With the slope σ' of the softcap,
+// so each query gives the sweep only the shift, the inverse weight and the gap, from which p and c follow, and a0,
+// a1, a2. With the slope σ' of the softcap,
 //
 //     q̄_i = scale Σ_j ds σ' k_j,    k̄_j = scale Σ_i ds σ' q_i,    v̄_j = Σ_i p_ij ō_i,
 //
@@ -18,18 +18,17 @@
 //
 //     r = (t + a1 + 2 a2 c) ṡ' + <ō, v̇_j> + e0 + e1 c,      ṡ' = ṡ − Ġ,
 //
-// and through ṡ it also depends on q, k directly. With slope σ' and curvature σ'' of the softcap (0 without one),
+// and Φ depends on q, k through ṡ too. With slope σ' and curvature σ'' of the softcap (0 without one),
 //
 //     M1 = p (r σ' + t σ'' ż),   M2 = p t σ',
 //     q̂ = scale (M1 k + M2 k̇),   k̂ = scale (M1ᵀ q + M2ᵀ q̇),   v̂ = (p ṡ')ᵀ ō,
 //
-// and log_weight and bias get the column and row sums of p r. The tangents that r needs of each row are given (lines
-// Ġ, e0, e1).
+// and log_weight and bias get the column and row sums of p r. Ġ, e0 and e1 are given for each row.
 //
-// A unit is an owner (blocks that write to one place of the bias's gradient; else one block), a part of its keys and
-// a part of its rows. k̄ and v̄ are written in place, a copy for each part of the rows; q̄ and the row sums have a copy
-// for each part of the keys. Keys are cut into parts wherever there are enough of them, and rows are swept in turns
-// (backends/cpu.py), so that copies stay small.
+// A unit is an owner (the blocks that add to one place of the bias's gradient, else one block), a part of its keys
+// and a part of its rows. k̄ and v̄ have a copy for each part of the rows; q̄ and the row sums have one for each part
+// of the keys. Keys are cut into parts if there are enough of them, and rows are swept in turns (backends/cpu.py),
+// so that the copies stay small.
 #pragma once
 #include "attention/mass.hpp"
 #include "attention/tangent.hpp"
@@ -38,7 +37,7 @@ template <class T> class Backward {
   using W = Wide<T>;
   using V = typename W::V;
   static constexpr int64_t lanes = W::lanes, width = 2 * W::lanes;
-  static constexpr int64_t KEY_STRIP = 48;  // keys for which the rows that see them are looked for together
+  static constexpr int64_t KEY_STRIP = 48;  // keys for which `to_keys` looks up, together, the rows that see them
   enum Line { SHIFT, INVERSE, GAP, A0, A1, A2, PUSHED, E0, E1 };
 
   Attention& f;
@@ -79,8 +78,8 @@ template <class T> class Backward {
 
   // Rows hold shift, inverse, gap, a0, a1, a2, then Ġ, e0, e1 (second). Adds to query_grad
   // (key_parts, blocks, rows from row_tile_from to row_tile_to, D), key_grad (row_parts, blocks, K, D rounded up to
-  // whole panels), value_grad likewise, column_sum (row_parts, heads, K), row_sum (key_parts, rows) and bias_grad,
-  // which come in as zeros; an address of 0 means not wanted.
+  // whole panels), value_grad likewise, column_sum (row_parts, heads, K), row_sum (key_parts, rows) and bias_grad.
+  // The caller fills all of them with 0, and leaves out (address 0) those it does not want.
   void run() {
     const int64_t row_tiles = f.row_tile_to - f.row_tile_from;
     for_units(f, [&](int64_t unit) {
@@ -88,7 +87,7 @@ template <class T> class Backward {
       const int64_t row_part = rest % f.row_parts, owner = rest / f.row_parts;
       const int64_t row_from = f.row_tile_from + row_tiles * row_part / f.row_parts;
       const int64_t row_to = f.row_tile_from + row_tiles * (row_part + 1) / f.row_parts;
-      Span seen{f.K, 0};  // what these rows see is divided among the parts
+      Span seen{f.K, 0};  // the keys that these rows see are divided among the key parts
       for (int64_t t = row_from; t < row_to; ++t) {
         const Span some = place_rows(f, 0, t * f.tile_rows, rows_in(t), where.data());
         if (some.last > some.first) seen = {std::min(seen.first, some.first), std::max(seen.last, some.last)};
@@ -126,7 +125,7 @@ template <class T> class Backward {
       for (int64_t d = 0; d < f.D; ++d) to_grad[r * f.D + d] += summed[r][d] * T(f.scale);
   }
 
-  // The vectors of h rows: copied, packed where they go to keys, and <ō,o> of each row.
+  // Copies the vectors of h rows, packs those that gradients of keys and values need, and takes <ō,o> of each row.
   void bring_rows(int64_t h) {
     const int64_t panel = f.tile_rows * width;
     copy_rows(queries, f.query, f.D, where.data(), h);
@@ -148,7 +147,7 @@ template <class T> class Backward {
       }
     if (f.need_query) fill(summed.at, h * summed.step / lanes, T(0));
   }
-  // <ō, x>, x a row's own vector of an operand; the same bits as <ō, v_j> if v_j is x.
+  // <ō, x> of row r, x its vector in an operand; has the same bits as <ō, v_j> if v_j is x.
   T meet(const Operand& operand, int64_t r) {
     const int64_t at = operand.table[where[r].head] + where[r].query * operand.step;
     copy_row(operand.kind, line, operand.at + at * bytes_of<T>(operand.kind), f.Dv);
@@ -156,7 +155,7 @@ template <class T> class Backward {
       thin_dots<T>(line + panels<T>(f.Dv), 0, outs[r], 0, 1, line, f.Dv, 1, f.Dv, T(1), false);
       return line[panels<T>(f.Dv)];
     }
-    T whole = 0;  // by the same chains of multiply-adds as a product
+    T whole = 0;  // in the same chains of multiply-adds as `long_product`
     for (int64_t start = 0; start < f.Dv; start += CHAIN) {
       T total = 0;
       for (int64_t d = start; d < std::min(start + CHAIN, f.Dv); ++d) total += outs[r][d] * line[d];
@@ -173,7 +172,7 @@ template <class T> class Backward {
       if (strip) products(s0, strip);
       for (int64_t r = s0; r < s0 + strip.rows; ++r) {
         const Vectors at = derive(S[r], B[r], second ? U[r] : B[r], R[r], r, strip, key_part);
-        // sixteen rows at a time go to sums in float64, so that a long column loses no digits
+        // every sixteen rows, columns are added to float64 sums, so that a long column loses no digits
         const bool ends = r % 16 == 15 || r == h - 1 || where[r + 1].head != where[r].head;
         if (f.column_sum && ends) put_columns(f, columns, row_part, where[r].head, tile * f.tile_keys);
         const int64_t keys = std::min(f.tile_keys, f.K - tile * f.tile_keys);
@@ -217,7 +216,7 @@ template <class T> class Backward {
     const bool all_here = place.lo >= j0 && place.hi <= j0 + f.tile_keys;
     const bool alone = f.Dv > 0 && all_here;
     const T shift = f.known<T>(SHIFT, row), inverse = f.known<T>(INVERSE, row);
-    // where all keys are here, <ō,o> comes from the very terms that it is subtracted from
+    // if this tile holds all keys of the row, <ō,o> is summed from the same terms that it is subtracted from
     const T met = alone ? mean_of(s + l, b + l, n, shift, inverse) : own.met;
     T* ds = second ? u : b;
     T found;
@@ -294,7 +293,7 @@ template <class T> class Backward {
     });
     return W::sum(sum[0] + sum[1]);
   }
-  // b → b σ', and 0 stays 0: the slope at a hidden key may be NaN.
+  // b → b σ'; 0 stays 0, because the slope at a hidden key may be NaN.
   void through_slope(T* b, int64_t count, int64_t left) {
     for (int64_t j = 0; j < count * lanes; j += lanes) {
       const V t = W::load(b + j);

@@ -1,6 +1,6 @@
 // The forward sweep: output, log-normalizer, entropy, score mean, variance and maximum, in one pass over the keys.
 //
-// For a query with scores s_j, keys taken tile by tile, a row holds
+// Keys are read tile by tile. Of the scores s_j read so far, the row of a query holds
 //
 //     m  the largest score so far                    z  Σ e^{s_j − m}
 //     c  the mean score under the weights, less m    M  Σ e^{s_j − m} (s_j − m − c)²       o  Σ e^{s_j − m} v_j
@@ -12,7 +12,7 @@
 //
 // No difference of large numbers occurs: the variance M/z is a sum of squares about the tile's own mean, and the
 // entropy is taken as log z − c, where both terms are of the entropy's own size even when the scores are of size
-// 10⁴. The numbers of a row are float64, whatever the scores are, and so is what becomes of o every few tiles.
+// 10⁴. m, z, c and M are float64 whatever the type of the scores; o is added to float64 totals every `FLUSH` tiles.
 #pragma once
 #include "attention/operands.hpp"
 
@@ -50,7 +50,7 @@ template <class T> class Forward {
   }
 
   // A unit is a tile of a block's rows against one part of its keys. Writes output (parts · rows, Dv), statistics
-  // (7, parts · rows), and best (parts · rows), where the maximum is; `join` joins the parts of a row.
+  // (7, parts · rows), and best (parts · rows), the key with the largest score; `join` joins the parts of a row.
   void run() {
     const int64_t tiles = (f.rows_of_block() + f.tile_rows - 1) / f.tile_rows;
     for_units(f, [&](int64_t unit) {
@@ -66,7 +66,7 @@ template <class T> class Forward {
     if (f.skip && std::none_of(where.begin(), where.begin() + h, [&](const Place& row) {
           return f.skip[row.head * f.Q + row.query] >= 0;
         }))
-      return;  // none of these rows leaves out a key: their results are not looked at
+      return;  // none of these rows leaves out a key: the caller does not read their results
     k.enter(block), v.enter(block);
     std::fill_n(found.begin(), h, Row{-INFINITY, 0, 0, 0, 0});
     copy_rows(queries, f.query, f.D, where.data(), h);
@@ -137,16 +137,15 @@ template <class T> class Forward {
       rest[i] += x;
       spread[i] += x * d;
     });
-    // what rounding left over of the mean: where all scores are near 0 it is most of top + gap
+    // `rest` corrects `about` for rounding: where all scores are near 0, that error is most of top + gap
     const double centre = about + double(W::sum(rest[0] + rest[1])) / weight;
     const double joined = row.z + weight, apart = centre - row.gap;
     row.square += W::sum(spread[0] + spread[1]) + apart * apart * (row.z * (weight / joined));
-    // from the side that weighs more, so that a share near 0 costs no digits
+    // starts from the mean that weighs more, so that a share near 0 costs no digits
     row.gap = weight > row.z ? centre - apart * (row.z / joined) : row.gap + apart * (weight / joined);
     row.z = joined;
   }
 
-  // Write the results of a row.
   void put(int64_t r, int64_t part, bool flushed) {
     const Row& row = found[r];
     const int64_t at = part * f.all_rows() + where[r].head * f.Q + where[r].query, count = f.key_parts * f.all_rows();

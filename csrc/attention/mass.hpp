@@ -1,11 +1,11 @@
-// The side of the keys: the attention that each gets from all queries, what each is worth, which are the heaviest.
+// Sums over all queries for each key, its mass and its worth; and the heaviest keys of each query.
 //
-// The key mass is Σ_i p_ij. Rows come to one tile of keys after another. The weights of a tile's rows are added up as
-// vectors, four rows of a head at a time, and every strip of rows is then added to sums in float64: a mass over a
-// million queries is as exact as one over a few hundred.
+// The key mass is Σ_i p_ij. All rows are swept for one tile of keys after another. The weights of a tile's rows are
+// added up as vectors, four rows of a head at a time, and every strip of rows is then added to sums in float64: a mass
+// over a million queries is as exact as one over a few hundred.
 //
-// The worth of a key is what leaving it out changes: Σ_i and max_i of p/(1 − p) d, and Σ_i log(1 − p), where d is
-// |o_i − v_j|, by one more product and |o|² − 2 <o, v> + |v|², or <g_i, o_i − v_j> along a direction g.
+// The worth of a key is how much leaving it out changes: Σ_i and max_i of p/(1 − p) d, and Σ_i log(1 − p). Here d is
+// |o_i − v_j|, from one more product by |o|² − 2 <o, v> + |v|², or <g_i, o_i − v_j> along a direction g.
 #pragma once
 #include "attention/operands.hpp"
 
@@ -18,9 +18,9 @@ INLINE void put_columns(Attention& f, T* columns, int64_t part, int64_t head, in
   std::fill_n(columns, count, T(0));
 }
 
-// With vectors `attended` of the queries (outputs o, or the direction g), the worth of keys: column_sum then has three
-// tables one after another, Σ change, largest change and Σ log(1 − p). Known of a row are shift, inverse, and |o|² or
-// <g, o>; weight_dot is |v|², absent with a direction.
+// The key mass or, with `attended` (outputs o, or the direction g), the worth of keys. column_sum then holds three
+// tables: Σ change, largest change, Σ log(1 − p). Rows hold shift, inverse weight, and |o|² or <g, o>. weight_dot is
+// |v|², absent with a direction.
 template <class T> class Mass {
   using W = Wide<T>;
   using V = typename W::V;
@@ -84,7 +84,7 @@ template <class T> class Mass {
     }
   }
 
-  // Add what the keys of a strip are worth to its rows s0 ….
+  // Add the worth of a strip's keys for its rows s0 … to the columns.
   void value(const Strip& strip, int64_t s0, int64_t part) {
     const int64_t j0 = strip.tile * f.tile_keys, tables = f.row_parts * f.blocks * f.group * f.K;
     for (int64_t r = 0; r < strip.rows; ++r) {
@@ -103,7 +103,8 @@ template <class T> class Mass {
       put_columns(f, lost, part, row.head, j0, 2 * tables);
     }
   }
-  // Add what leaving out each key changes for row r, from its scores s and apart, which is d or d² less a number.
+  // Add the change of row r without each key to the columns. s are its scores; `apart` plus the row's |o|² or <g, o>
+  // is d² or d.
   INLINE void change(const Strip& strip, int64_t r, const T* s, const T* apart, Vectors at) {
     const int64_t place = where[r].head * f.Q + where[r].query;
     const T own = f.known<T>(2, place);
@@ -111,7 +112,7 @@ template <class T> class Mass {
     const V least = W::all(norms ? own / 32 : -std::numeric_limits<T>::infinity());
     for (int64_t j = at.left; j < at.left + at.count * lanes; j += lanes) {
       const V p = W::exp(W::load(s + j) - shift) * inverse, d = W::load(apart + j) + own;
-      const auto apart_enough = !(d < least);  // else most of |o|² + |v|² cancels
+      const auto apart_enough = !(d < least);  // otherwise most of |o|² + |v|² cancels
       const auto plain = (p <= T(LIGHT)) & apart_enough, there = p != T(0);
       const V size = norms ? W::root(W::at_least(d, zero)) : d;
       V moved = (plain & there) ? p / (T(1) - p) * size : zero, less = plain ? -p * series(p) : zero;
@@ -158,7 +159,7 @@ template <class T> class Mass {
         first = std::min(first, at[i].left), last = std::max(last, at[i].left + at[i].count * lanes);
       }
       if (last > first) {
-        for (int64_t i = 0; i < n; ++i) {  // what only others of the four see weighs nothing here
+        for (int64_t i = 0; i < n; ++i) {  // keys that only others of the four see have weight 0
           T* s = S[r + i];
           const T minus = -std::numeric_limits<T>::infinity();
           const int64_t left = at[i].count ? at[i].left : last, right = at[i].count ? left + at[i].count * lanes : last;
@@ -191,8 +192,8 @@ template <class T> class Mass {
   }
 };
 
-// The f.top heaviest keys of each row, heaviest first: their places in `best`, −1 for none, their weights in `output`,
-// and in `statistics` the weight of all other keys, summed by itself. Known of a row are shift and inverse.
+// Writes the f.top heaviest keys of each row, heaviest first: the keys to `best` (−1 where there are fewer), their
+// weights to `output`, and the sum of all other weights to `statistics`. Rows hold shift and inverse weight.
 template <class T> class Heaviest {
   using W = Wide<T>;
   static constexpr int64_t lanes = W::lanes, width = 2 * W::lanes;
@@ -248,7 +249,8 @@ template <class T> class Heaviest {
     return W::exp(W::all(score - f.known<T>(0, place)))[0] * f.known<T>(1, place);
   }
 
-  // Take what is heavier than the lightest of a row's heaviest keys; the others' weights go to the rest.
+  // Insert keys heavier than the lightest one held for a row; weights of all other keys, and of displaced ones, go to
+  // `rest`.
   INLINE void look(const Strip& strip, int64_t r, T* s) {
     const Span seen = seen_of(f, where[r], strip);
     if (seen.last <= seen.first) return;

@@ -1,12 +1,11 @@
-// Operands of the keys (keys, values, tangents of those), as one thread sees them, tile by tile.
+// Operands with a vector for each key (keys, values, their tangents), read by one thread tile by tile.
 //
-// An operand is used in two ways, `against` for dot products with rows, `gather` for weighted sums of its vectors.
-// Each way has its own packed form, on a shelf of its own, where tiles are kept for the next queries of the same
-// head. A shelf belongs to one thread. With few queries, or few keys, nothing is packed, and the operand is read
-// where it is.
+// `against` takes dot products of rows with an operand's vectors, `gather` weighted sums of the vectors. Each of the
+// two has its own packed form, and a shelf that keeps packed tiles for the next queries of the same head. A shelf
+// belongs to one thread. With few queries, or few keys, nothing is packed, and the operand is read where it is.
 //
-// A hidden key has a weight of exactly 0, and whatever its vector holds must not reach a sum: a tile with NaN or an
-// infinity in it is not packed for sums, but added up vector by vector without those of weight 0.
+// A hidden key has a weight of exactly 0. Its vector may hold NaN or an infinity, which must not reach a sum: sums
+// over a tile with such numbers do not use the packed form and skip each vector of weight 0 (`thin_sum`).
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,7 +13,7 @@
 #include "attention/product.hpp"
 #include "attention/scores.hpp"
 
-// In a build with the address sanitizer, numbers between the pieces of an arena that nobody may touch.
+// Numbers between the pieces of an arena; a build with the address sanitizer forbids access to them.
 #ifdef __SANITIZE_ADDRESS__
 extern "C" void __asan_poison_memory_region(const volatile void*, size_t);
 constexpr int64_t GUARD = 16;
@@ -22,7 +21,7 @@ constexpr int64_t GUARD = 16;
 constexpr int64_t GUARD = 0;
 #endif
 
-// Memory of a thread's own, handed out in pieces that begin at a cache line.
+// Memory of one thread: `plan` every piece, `open`, then take each `piece`, which begins at a cache line.
 template <class T> class Arena {
  public:
   void plan(int64_t count) { size_ += rounded(count) + GUARD; }
@@ -56,14 +55,14 @@ template <class T> struct Keys {
   struct Shelf {
     T* at;
     int64_t slot;                // numbers in a slot
-    std::vector<int64_t> tags;   // what each slot holds
-    std::vector<char> wild;      // whether it has NaN or an infinity in it
+    std::vector<int64_t> tags;   // block and tile in each slot
+    std::vector<char> wild;      // whether the tile holds NaN or an infinity
   };
   const Attention& f;
   const Operand& operand;
   int64_t dim;
-  bool dots, sums;               // how it is used
-  T* wide = nullptr;             // where a tile is widened if it is of half precision
+  bool dots, sums;               // whether `against`, and `gather`, are called
+  T* wide = nullptr;             // a widened tile, if the operand is of half precision
   const char* block_at = nullptr;
   int64_t widened_tile = -1;
   Shelf for_dots{}, for_sums{};
@@ -89,13 +88,13 @@ template <class T> struct Keys {
     if (dots) for_dots = shelf(dim);
     if (sums) for_sums = shelf(panels<T>(dim));
   }
-  // Let this be the vectors of a block.
+  // From now on, read the vectors of this block.
   void enter(int64_t block) {
     if (!operand) return;
     block_at = operand.at + operand.table[block] * bytes_of<T>(operand.kind);
     widened_tile = -1;
   }
-  // A tile's vectors, as numbers of the problem's own kind.
+  // A tile's vectors as numbers of type T.
   Rows<const T> tile(int64_t tile) {
     const int64_t start = tile * f.tile_keys, bytes = bytes_of<T>(operand.kind);
     const char* place = block_at + start * operand.step * bytes;
@@ -107,7 +106,7 @@ template <class T> struct Keys {
     }
     return {wide, dim};
   }
-  // The number of the slot where a tile belongs; `there` says whether it is there.
+  // Returns the slot for a tile and marks it as holding the tile; `there` says whether it did so before.
   static int64_t slot_of(Shelf& shelf, const Strip& strip, bool& there) {
     const int64_t slot = strip.tile % int64_t(shelf.tags.size()), tag = (strip.block << 32) + strip.tile;
     there = shelf.tags[slot] == tag;
@@ -115,7 +114,7 @@ template <class T> struct Keys {
     return slot;
   }
 
-  // C (+)= alpha A xᵀ: products of a strip's rows with its vectors.
+  // C (+)= alpha A xᵀ: dot products of the rows A of a strip with its vectors x.
   void against(Rows<T> C, Rows<T> A, const Strip& strip, T alpha, bool add) {
     const int64_t count = strip.last - strip.first;
     T* target = C.at + strip.first;
@@ -133,7 +132,7 @@ template <class T> struct Keys {
     long_product<T>(target, C.step, A.at, A.step, packed + strip.first * dim, 2 * Wide<T>::lanes * dim, strip.rows,
                     count, dim, alpha, add);
   }
-  // C += A x: sums of a strip's vectors.
+  // C += A x: sums of a strip's vectors x with weights A.
   void gather(Rows<T> C, Rows<T> A, const Strip& strip) {
     constexpr int64_t width = 2 * Wide<T>::lanes;
     const int64_t count = strip.last - strip.first, panel = f.tile_keys * width;
@@ -160,7 +159,7 @@ template <class T> struct Keys {
   }
 };
 
-// The rows of an operand that belongs to queries, one after another, widened.
+// Copies the vectors of the queries at `where` from an operand, widened, to successive rows.
 template <class T>
 inline void copy_rows(Rows<T> target, const Operand& operand, int64_t dim, const Place* where, int64_t count) {
   for (int64_t r = 0; r < count; ++r) {
@@ -168,7 +167,7 @@ inline void copy_rows(Rows<T> target, const Operand& operand, int64_t dim, const
     copy_row(operand.kind, target[r], operand.at + at * bytes_of<T>(operand.kind), dim);
   }
 }
-// Put sums of rows away in total (rows, dim), which holds sums already if `flushed`.
+// Moves sums of rows to the float64 total (rows, dim), adding to it if `flushed`, and clears them.
 template <class T>
 inline void flush(Rows<T> summed, int64_t rows, int64_t dim, double* total, bool flushed) {
   for (int64_t r = 0; r < rows; ++r)

@@ -2,7 +2,7 @@
 //
 // The caller's matrices may be bfloat16 or float16 in a float32 problem: `copy_row` widens them, a tile at a
 // time. The right-hand side of a product is packed into panels of two vectors: `pack_rows` packs a matrix as it
-// is, `pack_columns` its transpose, which it turns in registers.
+// is, `pack_columns` its transpose, transposed in registers.
 #pragma once
 #include "vectors.hpp"
 
@@ -38,7 +38,7 @@ template <class T> INLINE int64_t bytes_of(int64_t kind) { return kind == NATIVE
 template <class T> inline void copy_row(int64_t kind, T* target, const void* source, int64_t columns) {
   if (kind == NATIVE) {
     std::memcpy(target, source, columns * sizeof(T));
-  } else if (kind == BFLOAT16) {  // loops that a compiler turns into vectors by itself
+  } else if (kind == BFLOAT16) {  // the compiler vectorises these two loops
     const uint16_t* half = static_cast<const uint16_t*>(source);
     for (int64_t c = 0; c < columns; ++c) target[c] = T(bits_to_float(uint32_t(half[c]) << 16));
   } else {
@@ -53,13 +53,13 @@ template <class T> inline void copy_row(int64_t kind, T* target, const void* sou
   }
 }
 
-// Pack B = source (inner, columns): a panel, `panel` numbers after the last one, holds two vectors of columns,
-// 0 beyond. Returns whether all numbers are finite.
+// Pack B = source (inner, columns) into panels that are two vectors wide and `panel` numbers apart; columns beyond
+// the last are 0. Returns whether all numbers are finite.
 template <class T>
 ONCE bool pack_rows(T* target, int64_t panel, const T* source, int64_t step, int64_t inner, int64_t columns) {
   using W = Wide<T>;
   constexpr int64_t width = 2 * W::lanes;
-  typename W::V odd[2] = {};  // stays 0 as long as x − x is 0
+  typename W::V odd[2] = {};  // stays 0 while all x are finite; else x − x is NaN
   for (int64_t start = 0; start < columns; start += width, target += panel) {
     const int64_t n = std::min(width, columns - start);
     for (int64_t i = 0; i < inner; ++i) {
@@ -81,7 +81,7 @@ ONCE bool pack_rows(T* target, int64_t panel, const T* source, int64_t step, int
   return W::sum(odd[0] + odd[1]) == 0;
 }
 
-// As many vectors as lanes, transposed: pairs of rows are interleaved, again and again.
+// Transposes as many vectors as there are lanes, by interleaving pairs of rows log2(lanes) times.
 template <class T> struct Turn {
   using W = Wide<T>;
   using V = typename W::V;
@@ -108,7 +108,7 @@ template <class T> struct Turn {
   }
 };
 
-// Pack B = sourceᵀ, source (columns, inner), panel after panel; what fills up repeats the last row.
+// Pack B = sourceᵀ, source (columns, inner), panel after panel. Columns of B beyond the last repeat it, or are 0.
 template <class T> ONCE void pack_columns(T* target, const T* source, int64_t step, int64_t columns, int64_t inner) {
   using W = Wide<T>;
   constexpr int64_t lanes = W::lanes, width = 2 * lanes;
@@ -128,7 +128,7 @@ template <class T> ONCE void pack_columns(T* target, const T* source, int64_t st
     for (int64_t l = whole; l < inner; ++l)
       for (int64_t c = 0; c < lanes; ++c) to[l * width + c] = from[std::min(c, last) * step + l];
   }
-  if (columns % width != 0 && columns % width <= lanes) {  // the second half of the last panel is read too
+  if (columns % width != 0 && columns % width <= lanes) {  // products read the second vector of the last panel too
     T* to = target + columns / width * inner * width + lanes;
     for (int64_t l = 0; l < inner; ++l) fill(to + l * width, 1, T(0));
   }

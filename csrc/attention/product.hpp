@@ -10,7 +10,7 @@
 // queries and dimensions are cut into chains of `CHAIN`, which keeps them as exact as a library's.
 //
 // A BLAS would do the same, but packs B anew at every call and runs threads of its own; here a packed tile of
-// keys serves all queries of a head, and a sweep on one thread is on one thread.
+// keys serves all queries of a head, and a sweep stays on its thread.
 //
 // With few queries, or few keys, packing would cost more than the product: `thin_dots` and `thin_sum` read keys
 // and values where they are.
@@ -72,7 +72,7 @@ template <class T>
 inline void long_product(T* C, int64_t c, const T* A, int64_t a, const T* B, int64_t panel, int64_t rows,
                          int64_t columns, int64_t inner, T alpha, bool add) {
   int64_t l = 0;
-  do {  // a sum of nothing is 0, which must be written too
+  do {  // runs for inner = 0 too: the sum is then 0, and must be written
     product<T, false>(C, c, A + l, a, B + l * 2 * Wide<T>::lanes, panel, rows, columns,
                       std::min(CHAIN, inner - l), alpha, add || l > 0);
     l += CHAIN;

@@ -1,15 +1,14 @@
-// Scores: the one place where the sweeps know what a score is and who sees whom.
+// Scores: turns products <q, k> into scores, and says which keys each query sees. All sweeps use these functions.
 //
 // A sweep takes the rows of a block (the queries of all heads that share a key head, one after another) tile by
-// tile, fills a strip of rows with z = scale <q_i, k_j> (product.hpp), and each row then passes here:
+// tile, fills a strip of rows with z = scale <q_i, k_j> (product.hpp), and calls
 //
-//     place_rows   which head and query each row is, and the run of keys lo..hi that rule and window leave it
+//     place_rows   the head and query of each row, and the keys lo..hi that causal rule and window let it see
 //     to_scores    z → s = softcap(z) + bias + log_weight, −inf where masked, left out or outside of lo..hi, in place;
 //                  slope ds/dz = 1 − tanh² and bend d²s/dz² = −2 tanh (1 − tanh²)/cap are kept for derivatives
 //
-// All sweeps come here, so the same score has the same bits in all of them, and e^{s − max} <= 1 holds in the
-// derivatives as it does in the forward sweep. Rows are worked on in whole vectors: what a row holds beyond its
-// keys is −inf, and weighs nothing.
+// So a score has the same bits in all sweeps, and e^{s − max} <= 1 holds in the derivatives as it does in the
+// forward sweep. Rows are worked on in whole vectors: numbers beyond a row's keys are −inf, of weight 0.
 #pragma once
 #include "attention/attention.hpp"
 
@@ -28,8 +27,8 @@ struct Strip {
   explicit operator bool() const { return last > first; }
 };
 
-// Fill where[0..count) for rows r0 … of a block; returns the run of keys that some row sees. Query and key
-// sequences end together (bottom-right).
+// Fill where[0..count) for rows r0 … of a block; returns the first and last key that any row sees. The last query
+// stands at the last key (bottom-right).
 inline Span place_rows(const Attention& f, int64_t block, int64_t r0, int64_t count, Place* where) {
   Span seen{f.K, 0};
   for (int64_t r = 0; r < count; ++r) {
@@ -48,7 +47,7 @@ inline Span place_rows(const Attention& f, int64_t block, int64_t r0, int64_t co
   return {std::min(seen.first, seen.last), seen.last};
 }
 
-// Rows s0..s1 against those keys of a tile that some of them sees, begun at a whole panel of `width` numbers.
+// The strip of rows s0..s1 and the keys of a tile that any of them sees, from a whole panel of `width` keys on.
 inline Strip strip_of(const Attention& f, const Place* where, int64_t s0, int64_t s1, int64_t block,
                       int64_t tile, int64_t width) {
   const int64_t j0 = tile * f.tile_keys, whole = std::min(f.tile_keys, f.K - j0);
@@ -59,7 +58,7 @@ inline Strip strip_of(const Attention& f, const Place* where, int64_t s0, int64_
   }
   return {s1 - s0, block, tile, std::min(first, last) / width * width, last};
 }
-// The keys of a strip that one of its rows sees, as places in the tile.
+// The keys of a strip that a row sees, counted from the first key of the tile.
 INLINE Span seen_of(const Attention& f, const Place& row, const Strip& strip) {
   const int64_t j0 = strip.tile * f.tile_keys;
   return {std::max(row.lo - j0, strip.first), std::min(row.hi - j0, strip.last)};
@@ -68,7 +67,7 @@ template <class T> INLINE Vectors vectors_of(Span seen) {
   constexpr int64_t lanes = Wide<T>::lanes;
   return {seen.first / lanes * lanes, (seen.last + lanes - 1) / lanes - seen.first / lanes};
 }
-// Zero a row from first to last, but for the vectors that hold scores; all but last are at whole vectors.
+// Zero a row from first to last, except for the vectors v, which hold scores. Only last may lie within a vector.
 template <class T> INLINE void clear_outside(T* row, int64_t first, Vectors v, int64_t last) {
   constexpr int64_t lanes = Wide<T>::lanes;
   if (v.left > first) fill(row + first, (v.left - first) / lanes, T(0));
@@ -76,8 +75,8 @@ template <class T> INLINE void clear_outside(T* row, int64_t first, Vectors v, i
   if (right < last) fill(row + right, (last - right + lanes - 1) / lanes, T(0));
 }
 
-// −inf in the first and last vector of a row, outside of the keys lo..hi. Whole vectors are stored, since they are
-// loaded again at once.
+// Puts −inf in the first and last vector of a row outside of the keys lo..hi. Stores whole vectors, because whole
+// vectors are loaded right after.
 template <class T> INLINE void hide_ends(T* s, Vectors v, int64_t lo, int64_t hi) {
   using W = Wide<T>;
   T *first = s + v.left, *last = first + (v.count - 1) * W::lanes;
@@ -96,7 +95,7 @@ template <class T> inline void add_numbers(T* target, const T* plane, int64_t co
     for (int64_t j = 0; j < count; ++j) target[j] += plane[j * column];
   }
 }
-// target[0..count) += a plane's numbers for a row and the keys j …; nothing if it is absent.
+// target[0..count) += a plane's numbers for a row and the keys j …; does nothing if the plane is absent.
 template <class T> INLINE void add_plane(T* target, const Plane& plane, const Place& row, int64_t j, int64_t count) {
   if (!plane) return;
   const int64_t at = plane.table[row.head] + row.query * plane.row + j * plane.column;
@@ -104,8 +103,8 @@ template <class T> INLINE void add_plane(T* target, const Plane& plane, const Pl
 }
 
 // Turn a row from scale <q,k> into scores, in place; keys j0 + seen.first … j0 + seen.last are visible, at least
-// one. With a softcap, slope and bend are filled unless slope is null. Outside of what is seen the row is −inf to
-// the ends of its first and last vector.
+// one. With a softcap, slope and bend are filled unless slope is null. The rest of the row's first and last vector
+// is −inf.
 template <class T>
 ONCE Vectors to_scores(const Attention& f, T* s, T* slope, T* bend, const Place& row, int64_t j0, Span seen) {
   using W = Wide<T>;

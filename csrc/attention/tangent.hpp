@@ -5,32 +5,32 @@
 //
 //     Σ_j p ṡ'   Σ_j p c ṡ'   Σ_j p c² ṡ'   Σ_j p (ṡ' v_j + v̇_j),        ṡ' = ṡ − r,  c = s − mean,
 //
-// from which derivatives/identities.py makes the tangents of all results. r is at first the ṡ of a key that has most
-// of the weight, if that is given; else the mean of ṡ over a few keys, beside the heaviest of the first tile, or over
-// several tiles if they are small. Each tile's Σ p ṡ', which
-// should be near 0, is taken off Σ p ṡ' v at once, times the output o = Σ p v, and in the end r is moved to Σ p ṡ,
+// from which derivatives/identities.py makes the tangents of all results. r starts as the ṡ of a key that has most of
+// the weight, if one is given; else as the mean of ṡ over a few keys around the heaviest of the first tile or, if
+// tiles are small, over several tiles. Σ p ṡ' of a tile should be near 0; times the output o = Σ p v, it is subtracted
+// from Σ p ṡ' v after each tile. In the end r is moved to Σ p ṡ,
 //
-//     δ = Σ p ṡ − r:    Σ p ṡ' f − δ Σ p f  for f = 1, c, c², v,
+//     δ = Σ p ṡ − r:    Σ p ṡ' f − δ Σ p f  for f = 1, c, c², v.
 //
-// so that no difference of large numbers occurs, in particular none of values that are far from 0.
+// So no difference of large numbers occurs, in particular none of values that are far from 0.
 #pragma once
 #include "attention/operands.hpp"
 
-// A row's sums: r, then Σ p ṡ' f and Σ p f for f = 1, c, c², and how often o was taken off Σ p ṡ' v.
+// A row's sums: r, then Σ p ṡ' f and Σ p f for f = 1, c, c², and the multiple of o subtracted so far from Σ p ṡ' v.
 struct Sums {
-  bool settled;  // whether r is known
+  bool settled;  // whether r has been chosen
   double r, x0, x1, x2, p0, p1, p2, taken;
 };
-struct Settled {  // the first sums with r moved to Σ p ṡ, and how much of o is still to be taken off
+struct Settled {  // r moved to Σ p ṡ, Σ p ṡ' f for it, and the multiple of o still to be subtracted
   double r, x0, x1, x2, left;
 };
 
-// The rows of one tile with their sums, for the tangent sweep and for a second sweep that finds tangents first.
+// The rows of one tile, with their sums.
 template <class T> class Pushing {
   using W = Wide<T>;
   static constexpr int64_t lanes = W::lanes, width = 2 * W::lanes;
-  static constexpr int64_t FEW = 32;    // vectors beside the heaviest key that r is taken from
-  static constexpr int64_t SOME = 256;  // keys that r is taken from, if a tile has fewer
+  static constexpr int64_t FEW = 32;    // vectors around the heaviest key, over which r is a mean
+  static constexpr int64_t SOME = 256;  // keys over which r is a mean, if a tile has fewer
 
   const Attention& f;
   Keys<T>&k, &v, &k_dot, &v_dot;
@@ -44,7 +44,7 @@ template <class T> class Pushing {
   Pushing(const Attention& f, Keys<T>& k, Keys<T>& v, Keys<T>& k_dot, Keys<T>& v_dot)
       : f(f), k(k), v(v), k_dot(k_dot), v_dot(v_dot), sums(f.tile_rows) {}
 
-  // Clear the sums of h rows; where tiles are small, r is the mean of ṡ over the first `SOME` keys.
+  // Clear the sums of h rows; if tiles are small, set r to the mean of ṡ over the first `SOME` keys.
   void begin(Rows<T> S, Rows<T> X, int64_t h, int64_t block, int64_t tile_from, int64_t tile_to) {
     std::fill_n(sums.begin(), h, Sums{});
     fill(summed.at, h * summed.step / lanes, T(0));
@@ -61,13 +61,13 @@ template <class T> class Pushing {
       row.p0 = 0;
     }
   }
-  // body(strip, its first row) for the strips of h rows against a tile of keys that some of them sees.
+  // Calls body(strip, its first row) for each strip of h rows that sees keys of a tile.
   template <class Body> void strips(int64_t h, int64_t block, int64_t tile, Body body) {
     for (int64_t s0 = 0; s0 < h; s0 += f.strip)
       if (const Strip strip = strip_of(f, where, s0, std::min(h, s0 + f.strip), block, tile, width)) body(strip, s0);
   }
-  // Scores S and their tangents U of a strip's rows s0 …, p and p ṡ' of them to P and X, and what they add to the
-  // sums of the rows. P and X may be S and U.
+  // For a strip's rows s0 …: writes scores to S, their tangents to U, p to P and p ṡ' to X, and adds to the sums of
+  // the rows. P and X may be S and U.
   void push(Rows<T> S, Rows<T> U, Rows<T> P, Rows<T> X, const Strip& strip, int64_t s0) {
     products(S, U, strip, s0);
     for (int64_t r = 0; r < strip.rows; ++r) weigh(strip, s0 + r, S[r], U[r], P[r], X[r]);
@@ -159,9 +159,8 @@ template <class T> class Pushing {
   }
 };
 
-// The sweep. Rows hold shift, inverse weight, gap, and a first r or NaN. The outputs (attended) may be absent: r then
-// stays as it is.
-// Writes output (rows, Dv): Σ p (ṡ' v + v̇), and statistics (4, rows): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'.
+// The sweep. Rows hold shift, inverse weight, gap, and a first r or NaN. Without the outputs o (`attended`), r is not
+// moved. Writes output (rows, Dv): Σ p (ṡ' v + v̇), and statistics (4, rows): r, Σ p ṡ', Σ p c ṡ', Σ p c² ṡ'.
 template <class T> class Tangent {
   using W = Wide<T>;
   static constexpr int64_t lanes = W::lanes, width = 2 * W::lanes;

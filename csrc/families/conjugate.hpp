@@ -1,7 +1,7 @@
 // Beliefs in conjugate families with discounted dynamics, as the law of a mode for switching.hpp.
 //
-// A belief is its natural parameter θ of K numbers. Its coordinates are D independent groups, of which group
-// g has the numbers θ[g], θ[g + D], θ[g + 2D], …:
+// A belief is its natural parameter θ, K numbers. They form D independent groups; group g (coordinate g) has
+// the numbers θ[g], θ[g + D], θ[g + 2D], …:
 //
 //     Gamma            A = log Γ(a) − a log b                          θ = (−b, a − 1)
 //     Beta, Dirichlet  A = Σ log Γ(α_k) − log Γ(Σ α_k)                 θ = α − 1
@@ -13,8 +13,9 @@
 //     update     θ ← θ + e(y),  log p(y) = A(θ + e) − A(θ) + log c(y)
 //     collapse   the θ with ∇A(θ) = Σ w_i ∇A(θ_i), which is θ_i where w_i = 1
 //
-// So a law holds θ and ∇A(θ) side by side (a Gaussian mean and covariance in place of ∇A). A predicted law has no ∇A: in its place stands 1, or 0 where none
-// of the modes can follow the mode before. Such a pair is not worked on and gets the law of rest.
+// So a law holds θ and ∇A(θ) side by side (a Gaussian has mean and covariance in place of ∇A). A predicted law has no
+// ∇A. The first number in its place is 1, or 0 if no mode of the group can follow the mode before; that pair is
+// skipped and gets the law of rest.
 #pragma once
 #include "families/dirichlet.hpp"
 #include "frame.hpp"
@@ -89,7 +90,7 @@ class Conjugate {
 
   template <class Source> void predict(int g, const Source* source, Four* target) {
     bool possible = true;
-    if constexpr (LANES<Source> == 1)  // the law of one mode before
+    if constexpr (LANES<Source> == 1)  // `source` is the law of one earlier mode
       possible = !sparse || any_from(log_transition[(source - first_law) / size * groups + g], -1e300);
     target[K] = possible;
     if (!possible) return;
@@ -128,7 +129,7 @@ class Conjugate {
   }
 
  private:
-  // Calls a function with the formulas of a family of matrices and D.
+  // Calls a function with the formulas of this family, one of matrices, and with D.
   template <class Function> INLINE Four with_matrices(Function function) {
     const auto sized = [&](auto formulas) { return D == 1 ? function(formulas, Fixed<1>{}) : function(formulas, D); };
     return family == NORMAL_WISHART ? sized(Unknown<true>{})
@@ -151,8 +152,8 @@ class Conjugate {
     }
   }
 
-  // Leaves the mean of ∇A over a mixture at `mean` (of a Gaussian the mixture's own mean and covariance), and of
-  // a Dirichlet that of α/Σα at `share`.
+  // Writes the mean of ∇A over a mixture to `mean` (for Gaussians, the mixture's mean and covariance) and, for
+  // Dirichlets, the mean of α/Σα to `share`.
   template <class Source>
   void average(int parts, const Four* weight, int weight_step, const Source* first, int step) {
     for (int k = 0; k < K; ++k) mean[k] = share[k] = 0.0;
@@ -253,7 +254,7 @@ class Conjugate {
     return sum;
   }
 
-  // Of counts that sum to at most eight, one logarithm of a quotient of products.
+  // A(θ + e) − A(θ) of group g; for counts that sum to at most eight, one logarithm of a quotient of products.
   Four dirichlet_gain(int g, const Four* theta, const double* e) {
     Four whole = 0.0, product = 1.0, sum = 0.0;
     double count = 0.0;
@@ -318,7 +319,7 @@ class Conjugate {
   const int D, K, groups;             // groups of coordinates, numbers of θ, groups of modes
   bool sparse = false;                // whether some modes cannot follow some others
   int64_t row = 0;                    // of the observation
-  const double* first_law = nullptr;  // laws by mode, which the filter keeps
+  const double* first_law = nullptr;  // the filter's laws, mode by mode
   Four *discount, *rest, *map;        // by group of modes; laws of rest with their ∇A
   Four *mean, *share, *work;
   double *prior, *spare;

@@ -1,6 +1,6 @@
-// ψ and ψ' of four shapes at a time, differences of log Γ, and the inverses of log a − ψ(a) and its kin.
+// ψ and ψ' of four shapes at a time, differences of log Γ, and the inverse of D log a − Σ_{i<D} ψ(a − i/2).
 //
-// Asymptotic series serve from 8 on. Smaller shapes are moved up by 8, over the product
+// Shapes from 8 on use asymptotic series. Smaller shapes are raised by 8, with the product
 // P(a) = a (a + 1) ⋯ (a + 7), a polynomial in t = a (a + 7) whose coefficients are all positive:
 //
 //     log x − ψ(x) = 1/(2x) + Σ_k B_2k / (2k x^{2k}),          x ψ'(x) − 1 = 1/(2x) + Σ_k B_2k / x^{2k}
@@ -8,19 +8,19 @@
 //     P = t⁴ + 28 t³ + 252 t² + 720 t,     ψ(a + 8) − ψ(a) = t' P'/P,     log Γ(a + 8) − log Γ(a) = log P
 //     ψ'(a) − ψ'(a + 8) = t'² ((P'/P)² − P''/P) − 2 P'/P
 //
-// Differences of log Γ are put together from what does not cancel. Nothing here looks at one lane alone, so
-// four modes cost what one would.
+// Differences of log Γ are sums of terms that do not cancel. Lanes are not treated one by one (except by `by_lane`,
+// in a rare case), so four modes cost as much as one.
 #pragma once
 #include "switching/gaussian.hpp"
 
-// B_2k and what the three series have of it.
+// B_2k, and the coefficients of three series that are made of it.
 constexpr int TERMS = 10;
 constexpr double BERNOULLI[TERMS] = {1. / 6,       -1. / 30, 1. / 42,       -1. / 30,    5. / 66,
                                      -691. / 2730, 7. / 6,   -3617. / 510, 43867. / 798, -174611. / 330};
 struct Coefficients {
   double slope[TERMS]{}, stirling[TERMS]{}, half[TERMS]{};
   constexpr Coefficients() {
-    double power = 2.0;  // 2^{1 − 2k} is its inverse
+    double power = 2.0;  // 2^{2k − 1}
     for (int k = 1; k <= TERMS; ++k, power *= 4.0) {
       slope[k - 1] = BERNOULLI[k - 1] / (2 * k);
       stirling[k - 1] = slope[k - 1] / (2 * k - 1);
@@ -53,12 +53,12 @@ INLINE bool any_from(Four a, double limit) {
   return any;
 }
 INLINE Four size_of(Four a) { return larger(a, -a); }
-template <class Function> INLINE Four by_lane(Four a, Function function) {  // for what is seldom needed
+template <class Function> INLINE Four by_lane(Four a, Function function) {  // slow, for rare cases
   for (int j = 0; j < 4; ++j) lanes(&a)[j] = function(lanes(&a)[j]);
   return a;
 }
 
-// A count of at most eight, for which a product takes the place of log Γ.
+// Whether e is a count of at most eight, for which a product replaces log Γ.
 INLINE bool is_few(double e) { return e >= 0.0 && e <= 8.0 && e == std::floor(e); }
 INLINE Four rising_product(Four a, double e) {  // a (a + 1) ⋯ (a + e − 1)
   Four product = 1.0;
@@ -70,7 +70,7 @@ INLINE Four product_of_eight(Four a) {
   return t * (t * (t * (t + 28.0) + 252.0) + 720.0);
 }
 
-// x = a, or a + 8 below 8, and 1/x; with log x − ψ(a), and a ψ'(a) − 1.
+// x = a, or a + 8 if a < 8;  u = 1/x;  gap = log x − ψ(a);  bend = a ψ'(a) − 1.
 struct Digamma {
   Four x, u, gap, bend;
   Four value() const { return logarithm(x) - gap; }
@@ -87,7 +87,7 @@ INLINE Digamma digamma(Four a) {
   return {x, u, where_below(a, 8.0, gap + along * first, gap), where_below(a, 8.0, a * slope - 1.0, bend)};
 }
 
-// log Γ(a + e) − log Γ(a), of small counts e without a difference.
+// log Γ(a + e) − log Γ(a); for a small count e, the logarithm of a product.
 ONCE inline Four log_rise(Four a, double e) {
   if (e == 0.0) return 0.0;
   if (is_few(e)) return logarithm(rising_product(a, e));
@@ -118,11 +118,11 @@ template <class Size> INLINE Four digamma_sum(Size D, Four a) {
   return sum;
 }
 
-// The a > (D − 1)/2 with D log a − Σ_{i<D} ψ(a − i/2) = s: of D = 1, the a with log a − ψ(a) = s.
+// The a > (D − 1)/2 with D log a − Σ_{i<D} ψ(a − i/2) = s: for D = 1, the a with log a − ψ(a) = s.
 //
-// Newton's method in 1/(a − (D − 1)/2), in which the left side is almost linear. It begins within 2e-4 for
-// D = 1 and s < 17 (Greenwood and Durand, Technometrics 1960), else at D(D + 1)/(4s) + 1/s, which is right
-// for large a and for small. NaN where s is not positive.
+// Newton's method in 1/(a − (D − 1)/2), in which the left side is almost linear. Its start is within 2e-4 for
+// D = 1 and s < 17 (Greenwood and Durand, Technometrics 1960), else D(D + 1)/(4s) + 1/s, which is right in the
+// limits of large and of small a. NaN if s is not positive.
 template <class Size> ONCE Four invert_gap(Size D, Four given) {
   const Four s = between(given, 0.0, NOT_A_NUMBER);
   Four free = Four(0.25 * D * (D + 1) + 1.0) / s;
@@ -141,7 +141,7 @@ template <class Size> ONCE Four invert_gap(Size D, Four given) {
     }
     const Four change = (s - gap) / slope;
     free = free / larger(change + 1.0, 0.125);
-    if (!any_from(size_of(change), 1e-7)) break;  // the next one would be below rounding
+    if (!any_from(size_of(change), 1e-7)) break;  // the next change would be below rounding
   }
   return free + 0.5 * (D - 1);
 }

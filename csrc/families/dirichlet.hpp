@@ -1,21 +1,21 @@
 // The Dirichlet law with given expected logarithms: the α with ψ(α_k) − ψ(Σα) = m_k.
 //
 // `newton_dirichlet` is Newton's method in 1/α, four modes at a time; its Hessian is a diagonal less a matrix
-// of rank one. It settles in a few rounds unless the α differ by many orders of magnitude. `find_dirichlet`
-// always does, one mode at a time. Let * be the entry with the largest m, which may be all of τ = Σα but for
-// a small rest R, the sum of the others. At a given τ the others are ψ⁻¹(ψ(τ) + m_k), while * has the rest R*
+// of rank one. It converges in a few rounds unless the α differ by many orders of magnitude. `find_dirichlet`
+// always converges, one mode at a time. Let * be the entry with the largest m, and R the sum of all others, which
+// may be a tiny part of τ = Σα. At a given τ the others are ψ⁻¹(ψ(τ) + m_k), and m_* asks for them to sum to the R*
 // with ψ(τ) − ψ(τ − R*) = −m_*. As τ grows, R/R* falls from ∞ to Q = (S − e^{m_*}) / (1 − e^{m_*}) < 1,
-// S = Σ e^{m_k}, and log(R/R* − Q) is nearly −log τ + const at both ends: Newton's steps on that until
-// R = R*, kept between the totals known to be too small and too large. Then Newton on all entries, in which
-// no step subtracts what is nearly equal.
+// S = Σ e^{m_k}, and log(R/R* − Q) is nearly −log τ + const at both ends. Newton's method on that logarithm finds
+// the τ with R = R*, kept between totals known to be too small and too large. Newton's method on all entries
+// follows; none of its steps subtracts nearly equal numbers.
 #pragma once
 #include "families/digamma.hpp"
 
-// Writes α, entries of which are `step` numbers apart; `work` holds 2 `size`. Returns for each lane how far
-// the last round moved α, as a share of it: below SETTLED the next round would move it by less than 1e-13.
+// Writes α, entries of which are `step` numbers apart; `work` has room for 2 `size`. Returns for each lane the
+// largest relative change of α in the last round: below SETTLED the next round would change it by less than 1e-13.
 //
-// It begins with shares p of the total τ that has Σ_k p_k (log p_k − m_k) = Σ_k p_k g(p_k τ) − g(τ), where
-// g(a) = (1 + 1/(1 + 6a))/(2a) stands for log a − ψ(a), within 2 %.
+// It starts from α = p τ, with the shares p at `share` and the τ that solves Σ_k p_k (log p_k − m_k) =
+// Σ_k p_k g(p_k τ) − g(τ), where g(a) = (1 + 1/(1 + 6a))/(2a) approximates log a − ψ(a) within 2 %.
 constexpr double SETTLED = 5e-7;
 INLINE Four newton_dirichlet(int size, int step, const Four* mean, const Four* share, Four* alpha,
                              Four* work) {
@@ -56,7 +56,7 @@ INLINE Four newton_dirichlet(int size, int step, const Four* mean, const Four* s
   return moved;
 }
 
-// ---- what `find_dirichlet` needs, of one number each
+// ---- functions of one number, for `find_dirichlet`
 
 inline double psi(double a) {
   const Four value = digamma(a).value();
@@ -67,7 +67,7 @@ inline double psi_slope(double a) {
   return (lanes(&bend)[0] + 1.0) / a;
 }
 
-// ψ(a + b) − ψ(a) and ψ'(a) − ψ'(a + b), to all digits however small b is: every term has the factor b.
+// ψ(a + b) − ψ(a) and ψ'(a) − ψ'(a + b); small b cost no digits, because every term has the factor b.
 inline double psi_rise(double a, double b) {
   const double c = a + b, u = 1.0 / (a + 8.0), v = 1.0 / (c + 8.0), q = u * u, p = v * v;
   double total = 0.0, shared = 0.0, power = 1.0, tail = 0.0;
@@ -98,7 +98,7 @@ inline double inverse_psi(double y) {
   return a;
 }
 
-// The r with ψ(τ) − ψ(τ − r) = s, and τ − r: Newton's steps for a convex function from beyond the root.
+// The r with ψ(τ) − ψ(τ − r) = s, and x = τ − r: Newton's method for a convex function, from beyond the root.
 struct Rest {
   double r, x;
 };

@@ -1,4 +1,4 @@
-// Kernels of switching models whose beliefs are conjugate families: the filter, and the way back.
+// Kernels of switching models whose beliefs are conjugate families: the filter, and the backward pass.
 #include "families/conjugate.hpp"
 
 EXPTILT_KERNEL(filter_families, ConjugateSeries) {
@@ -8,12 +8,13 @@ EXPTILT_KERNEL(filter_families, ConjugateSeries) {
   return 0;
 }
 
-// ---- backwards: mode probabilities and pairs given all of y, and r, what later observations add to θ.
+// ---- the backward pass: probabilities of modes and of pairs given all of y, and r, the sum of what later
+// observations add to θ.
 //
 //     r_{t−1, i} = Σ_j P(j | i, y) δ_j (e(y_t) + r_{t, j})
 //
-// It needs nothing of a family: given the modes, the evidence of later observations goes back discounted as
-// that of earlier ones goes forward.
+// The recursion is the same for every family: given the modes, the evidence of later observations is discounted
+// going back as that of earlier ones is going forward.
 
 #define BACKWARD_FIELDS(whole, real, place)                                                        \
   whole(modes) whole(numbers) whole(series)                                                        \

@@ -8,13 +8,13 @@
 //     A(θ) = log Γ_D(ν/2) − ½ν log |Ψ/2| − ½D log κ + const
 //     ∇A(θ) = (νΨ⁻¹m, pack(νΨ⁻¹), D/κ + νm'Ψ⁻¹m, log |Ψ/2| − Σ_{i<D} ψ((ν − i)/2))
 //
-// and a Wishart law, of scale Ψ⁻¹, the same without what belongs to m and κ, and its last number negative:
+// and a Wishart law of scale Ψ⁻¹ has the same without the terms of m and κ, and with ν of the other sign:
 //
 //     θ = (−½ pack(Ψ), ½(ν − D − 1)),    ∇A(θ) = (pack(νΨ⁻¹), Σ_{i<D} ψ((ν − i)/2) − log |Ψ/2|)
 //
-// `Unknown<true>` is the first, a covariance and a mean; `Unknown<false>` the second.
+// `Unknown<true>` is the normal–inverse-Wishart law, `Unknown<false>` the Wishart law.
 //
-// An observation adds 1 to ν and, where there is one, to κ, so that all but the ends of log Γ_D(a + ½) −
+// An observation adds 1 to ν (and to κ, if the law has one), so that all but the ends of log Γ_D(a + ½) −
 // log Γ_D(a) cancel:
 //
 //     log Γ(a + ½) − log Γ(a + ½ − D/2) = Σ_{k<⌊D/2⌋} log(b − k) [+ log Γ(a + ½) − log Γ(a) if D is odd],
@@ -25,9 +25,9 @@
 //
 //     A(θ + e) − A(θ) = h'm − ½m'Em + ½g'(Λ + E)⁻¹g + ½ log |Λ| − ½ log |Λ + E|
 //
-// In place of ∇A it keeps (m, pack(Λ⁻¹)): means over mixtures are then taken about the mean.
+// In place of ∇A it keeps (m, pack(Λ⁻¹)), so that covariances of mixtures are taken about their mean.
 //
-// D is a `Fixed<1>`, for loops that are not there, or an `int`.
+// D is an `int`, or a `Fixed<1>`, for which the compiler removes the loops.
 #pragma once
 #include "families/digamma.hpp"
 
@@ -37,11 +37,11 @@ INLINE int packed_size(int D) { return D * (D + 1) / 2; }
 INLINE int packed(int i, int j) { return i * (i + 1) / 2 + j; }  // j ≤ i
 INLINE double packing(int i, int j) { return i == j ? 1.0 : ROOT_TWO; }
 
-// How many numbers the functions below may write at `work`.
+// Room, in numbers, that the functions below need at `work`.
 INLINE int wishart_room(int D) { return 2 * D * D + 3 * D; }
 
-// Factors a packed matrix, `scale` times the numbers at `source`, less r vv', at `work`; returns the log of its
-// determinant, NaN where it is not positive definite.
+// Factors the matrix scale · source − r vv', source packed, at `work`; returns the log of its determinant, NaN if it
+// is not positive definite.
 template <class Size>
 ONCE Four factor_packed(Size D, const Four* source, double scale, const Four* v, Four r, Four* work) {
   for (int i = 0; i < D; ++i)
@@ -51,7 +51,7 @@ ONCE Four factor_packed(Size D, const Four* source, double scale, const Four* v,
   for (int i = 0; i < D; ++i) nothing[i] = 0.0;
   return factor(D, work, nothing, 0.0, NOT_A_NUMBER);
 }
-// Writes the inverse of the matrix that was factored, and returns where it is.
+// Writes the inverse of a matrix, whose factor is at `work`, behind the factor; returns its address.
 template <class Size> ONCE Four* invert_factored(Size D, Four* work) {
   Four* const inverse = work + D * D;
   for (int i = 0; i < D * D; ++i) inverse[i] = i % (D + 1) ? 0.0 : 1.0;
@@ -60,7 +60,7 @@ template <class Size> ONCE Four* invert_factored(Size D, Four* work) {
 }
 
 template <bool located> struct Unknown {
-  // Where the packed matrix begins, κ, and ν.
+  // Places in θ: the beginning of the packed matrix, κ, and ν.
   static INLINE int matrix(int D) { return located ? D : 0; }
   static INLINE int count(int D) { return matrix(D) + packed_size(D); }
   static INLINE int degrees(int D) { return count(D) + located; }
@@ -140,7 +140,7 @@ template <bool located> struct Unknown {
 };
 
 struct KnownCovariance {
-  // Writes (m, pack(Λ⁻¹)) of θ, leaves Λ⁻¹ behind its factor at `work`, and returns log |Λ|.
+  // Writes (m, pack(Λ⁻¹)) of θ, and to `work` the factor of Λ, then Λ⁻¹; returns log |Λ|.
   template <class Size> static ONCE Four write_mean(Size D, const Four* theta, Four* mean, Four* work) {
     const Four level = factor_packed(D, theta + D, -2.0, theta, 0.0, work);
     const Four* const inverse = invert_factored(D, work);

@@ -1,7 +1,7 @@
-// Modes that are functions: filters over series and step by step, the pass backwards, and what is expected to
-// be seen.
+// Kernels of modes that are functions: filters over series and step by step, the backward pass, and predicted
+// observations.
 //
-// The recursions are those of switching.hpp with the law of square_root.hpp. The pass backwards is Kim's:
+// The recursions are those of switching.hpp with the law of square_root.hpp. The backward pass is Kim's:
 // with μ the filtered and μ̂ the smoothed mode probabilities, for modes j at t and k at t + 1,
 //
 //     P(j, k | all) = μ̂_k(t+1) μ_j(t) π_jk / Σ_i μ_i(t) π_ik,   μ̂_j(t) = Σ_k P(j, k | all),
@@ -15,7 +15,7 @@
   place(double, out)
 EXPTILT_FRAME(TapeValues, TAPE_VALUES_FIELDS)
 
-// Writes what a program gives, (points, outputs), at states x (points, n).
+// Writes the outputs of a program, (points, outputs), at states x (points, n).
 EXPTILT_KERNEL(tape_values, TapeValues) {
   const Tapes& t = *f.tapes;
   Room room;
@@ -32,7 +32,7 @@ EXPTILT_KERNEL(tape_values, TapeValues) {
   return 0;
 }
 
-// What a filter reads and writes; the pass backwards writes over log_mode, mean and factor what all data say.
+// Arguments and results of a filter; the backward pass overwrites log_mode, mean and factor with smoothed ones.
 #define NONLINEAR_SERIES_FIELDS(whole, real, place)                                                       \
   SWITCHING_FIELDS(whole, real, place)                                                                    \
   place(const NonlinearModes, model)                                                                      \
@@ -46,7 +46,7 @@ EXPTILT_KERNEL(tape_values, TapeValues) {
   place(double, factor)                        /* (rows, M·n·n) */
 EXPTILT_FRAME(NonlinearSeries, NONLINEAR_SERIES_FIELDS)
 
-// Takes laws, mode by mode, from a row of means and factors, where `keep_laws` puts them.
+// Copies laws, mode by mode, from a row of means and factors that `keep_laws` wrote.
 static void take_laws(int M, int n, const double* mean, const double* factor, int64_t row, double* state) {
   for (int j = 0; j < M; ++j) {
     copy(n, mean + (row * M + j) * n, state + j * law_size(n));
@@ -96,7 +96,7 @@ EXPTILT_KERNEL(smooth_nonlinear, NonlinearSeries) {
       }
       for (int j = 0; j < M; ++j) {
         log_mode[j] = log_sum(M, pair + j * M);
-        if (log_mode[j] == -INFINITE) continue;  // the series cannot have been in it: its law stays
+        if (log_mode[j] == -INFINITE) continue;  // the series cannot have been in mode j: its law stays
         for (int k = 0; k < M; ++k) {
           weight[k] = std::exp(pair[j * M + k] - log_mode[j]);
           if (weight[k] > 0.0)
@@ -111,7 +111,7 @@ EXPTILT_KERNEL(smooth_nonlinear, NonlinearSeries) {
   return 0;
 }
 
-// Steps of an online filter; where linear modes have matrices, these have inputs: (r,) or (members, r).
+// Steps of an online filter. The field `matrices` holds the inputs, (r,) or (members, r).
 #define NONLINEAR_ROWS_FIELDS(whole, real, place) \
   ONLINE_FIELDS(whole, real, place) place(const NonlinearModes, model)
 EXPTILT_FRAME(NonlinearRows, NONLINEAR_ROWS_FIELDS)
@@ -141,7 +141,7 @@ EXPTILT_KERNEL(step_nonlinear_rows, NonlinearRows) {
   place(double, covariance)     /* (count, M, m, m) */
 EXPTILT_FRAME(NonlinearSight, NONLINEAR_SIGHT_FIELDS)
 
-// Writes mean and covariance of what each mode observes of its laws.
+// Writes mean and covariance of the observation that each mode predicts from its laws.
 EXPTILT_KERNEL(see_nonlinear, NonlinearSight) {
   Room room;
   SquareRoot law(*f.model, room);

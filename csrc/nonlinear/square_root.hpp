@@ -1,13 +1,13 @@
-// Gaussian laws through functions, in square-root form: a covariance is kept as a factor, P = L L'.
+// Filter steps of Gaussian laws through functions, in square-root form: a covariance is kept as a factor, P = L L'.
 //
 // A Gaussian x, L goes through a function g as deviations X of x and Y of g(x), so that X X' = P and, about
 // the mean of g(x), Y Y' is its covariance and X Y' the cross-covariance:
 //
 //     extended    Y = G L, X = L, G the Jacobian at x; the mean is g(x)
 //     unscented   columns √w (g(x_c) − mean) and √w (x_c − x) for the 2n + 1 points x ± s L_k and x, with
-//                 w = 1/(2 s²); that of x, and its weight in the mean, are the model's
+//                 w = 1/(2 s²); the model gives the weights of x, in the covariance and in the mean
 //
-// and each step is a matrix [A | B] made triangular by reflections, A A' + B B' = L L', never a difference:
+// Each step makes a matrix [A | B] triangular by reflections, A A' + B B' = L L', and subtracts no covariances:
 //
 //     predict     [Y | Q^½]
 //     update      S^½ from [Y | R^½],   K = X Y' S⁻¹,   [X − K Y | K R^½]
@@ -33,7 +33,7 @@
                                           /* weights of x in the mean and in the covariance */
 EXPTILT_FRAME(NonlinearModes, NONLINEAR_MODES_FIELDS)
 
-// A difference, of angles around the circle.
+// A difference; that of angles is taken around the circle, in [−π, π].
 inline double around(double difference, bool angle) {
   return angle ? std::atan2(std::sin(difference), std::cos(difference)) : difference;
 }
@@ -57,16 +57,16 @@ INLINE void add(int wide, double f, const double* a, double* out) {  // adds f a
 }
 INLINE void clear(int wide, double* out) { fill(out, wide / W::lanes, 0.0); }
 
-// Copies a matrix (count, columns) to padded rows, which hold zeros.
+// Copies a matrix (count, columns) to padded rows, which must hold zeros.
 inline void pad(int count, int columns, const double* source, double* out) {
   const int wide = padded(columns);
   for (int i = 0; i < count; ++i) copy(columns, source + i * columns, out + i * wide);
 }
 
-// Writes the lower triangular L (n, n) with L L' = A A', diagonal not negative. A (n, wide) is used up.
+// Writes the lower triangular L (n, n) with L L' = A A', diagonal not negative. A (n, wide) is overwritten.
 //
 // Row k is reflected to a multiple of unit vector k: with v = a_k ± |a_k| u_k, row i loses v'a_i / ½|v|² v.
-// That leaves ∓ a_i'a_k / |a_k| in column k of row i. Its size goes to L, and the column is set to 0.
+// That leaves ∓ a_i'a_k / |a_k| in column k of row i. It goes to L without the sign ∓; the column is set to 0.
 ONCE inline void triangular(int n, int wide, double* A, double* L) {
   bool skipped = false;  // a row of zeros leaves its column to the rows after it
   for (int k = 0; k < n; ++k) {
@@ -95,7 +95,7 @@ ONCE inline void triangular(int n, int wide, double* A, double* L) {
 }
 }  // namespace rows
 
-// The law of modes that are functions; what switching.hpp asks for, and the pass backwards.
+// The law of modes that are functions: the members that switching.hpp asks for, and `pull_back` for the backward pass.
 class SquareRoot {
  public:
   using Number = double;
@@ -226,8 +226,8 @@ class SquareRoot {
     rows::triangular(n, wide, A, target + n);
   }
 
-  // Writes the law at `source` given the law at `later` of the next step, which is in mode j. Where Y Y' + Q
-  // is singular, directions without variance are left alone.
+  // Writes the law at `source` given the law at `later` of the next step, which is in mode j. If Y Y' + Q is
+  // singular, directions without variance stay as they are.
   ONCE void pull_back(int j, const double* source, const double* later, double* target) {
     image(q.function[2 * j], n, q.angle, source, true);
     const double *Q = process_root + j * n * nw, *after = whole_rows(later + n, later_L);
@@ -258,7 +258,7 @@ class SquareRoot {
     rows::triangular(n, wide, A, target + n);
   }
 
-  // Writes mean (m) and covariance (m, m) of what mode j observes of a law.
+  // Writes mean (m) and covariance (m, m) of the observation that mode j predicts from a law.
   void sight(int j, const double* source, double* mean, double* covariance) {
     image(q.function[2 * j + 1], m, q.observation_angle, source, false);
     const double* R = observation_root + j * m * mw;
@@ -273,7 +273,7 @@ class SquareRoot {
   const int points, nw, mw, pw;  // columns of X and Y; n, m and these padded
   Interpreter tape;
   double *process_root, *observation_root;     // padded
-  double *y, *L, *later_L, *center, *X, *Y;    // what is seen; factors, padded; what `image` writes
+  double *y, *L, *later_L, *center, *X, *Y;    // the data; factors, padded; results of `image`
   double *S, *K, *e, *z, *A;                   // for the matrices of a step
   double *weight, *weight_root, spread = 0.0;  // of points
   int *index, seen = 0;                        // which components of y are seen, and how many
@@ -322,7 +322,7 @@ class SquareRoot {
   ONCE void by_points(int64_t program, int count, const int64_t* angle, const double* law,
                       const double* factor, bool both) {
     using namespace rows;
-    // Writes middle + f L_i, middle − f L_i and middle; what goes beyond an end is overwritten later.
+    // Writes middle + f L_i, middle − f L_i and middle; numbers written beyond an end are overwritten later.
     const auto write = [&](int i, V middle, double f, double* out) {
       for (int c = 0; c < nw; c += W::lanes) W::store(out + c, middle + f * W::load(factor + i * nw + c));
       for (int c = 0; c < nw; c += W::lanes) W::store(out + n + c, middle - f * W::load(factor + i * nw + c));

@@ -5,20 +5,20 @@
 //
 // A register holds one value for each point, in whole vectors; the first ones hold the state. Numbers are the
 // inputs of the step, then constants. exptilt/switching/tape.py records a function as such a list, and its
-// Jacobian as another one, so there is nothing to be compiled where a filter is used.
+// Jacobian as another one, so the user of a filter compiles nothing.
 #pragma once
 #include "frame.hpp"
 #include "switching/lanes.hpp"
 #include "vectors.hpp"
 
-// What an operation makes of vectors a, b, c.
+// Operations on vectors a, b, c.
 #define TAPE_VECTOR_OPERATIONS(with)                                                                   \
   with(add, a + b) with(sub, a - b) with(mul, a * b) with(div, a / b) with(multiply_add, a * b + c)    \
   with(maximum, a > b ? a : b) with(minimum, a < b ? a : b) with(where, a != none ? b : c)             \
   with(gt, a > b ? one : none) with(ge, a >= b ? one : none) with(lt, a < b ? one : none)              \
   with(le, a <= b ? one : none) with(eq, a == b ? one : none) with(ne, a != b ? one : none)            \
   with(abs, a > none ? a : none - a) with(sign, a > none ? one : a < none ? -one : none)
-// What an operation makes of one point's a and b: functions of the C library.
+// Operations on a and b of one point, by functions of the C library.
 #define TAPE_POINT_OPERATIONS(with)                                                                    \
   with(sin, std::sin(a)) with(cos, std::cos(a)) with(tan, std::tan(a)) with(asin, std::asin(a))        \
   with(acos, std::acos(a)) with(atan, std::atan(a)) with(sinh, std::sinh(a)) with(cosh, std::cosh(a))  \
@@ -53,7 +53,7 @@ class Interpreter {
 
  public:
   const Tapes& tapes;
-  const int64_t points, wide;  // how many values of a register count, and how many it has
+  const int64_t points, wide;  // values of a register that belong to points, and all of them, in whole vectors
   Interpreter(const Tapes& t, int64_t points, Room& room)
       : tapes(t), points(points), wide((points + W::lanes - 1) / W::lanes * W::lanes),
         numbers(room.take((t.inputs + t.numbers) * W::lanes)),
@@ -63,7 +63,7 @@ class Interpreter {
   void set_inputs(const double* u) {
     for (int64_t k = 0; k < tapes.inputs; ++k) fill(numbers + k * W::lanes, 1, u[k]);
   }
-  // Component i of the state at all points, to be written: the values beyond `points` too.
+  // The register of component i of the state; the caller writes all `wide` values, also those beyond `points`.
   double* state(int64_t i) { return registers + i * wide; }
   // Output k of a program that was run, at all points or (step 0) the same number for all.
   Operand output(int64_t program, int64_t k) const {

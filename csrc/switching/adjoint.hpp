@@ -1,8 +1,8 @@
-// The derivative of what a filter gives in every parameter, by one pass backwards through it.
+// Derivatives of a filter's results in every parameter, by one backward pass through the filter.
 //
-// For one component, with a bar for the derivative of the objective, g that of the component's log-density, v
-// = S⁻¹e, N = I − KH, G = ½g(vv' − S⁻¹), b = K'x̄ and a = N'x̄ (x̄, P̄ belong to the updated mean x and
-// covariance P; x⁻, P⁻ are the predicted ones):
+// A bar marks the derivative of the objective in a quantity; g is that in a component's log-density. x and P are the
+// updated mean and covariance of the component, x⁻ and P⁻ the predicted ones. With v = S⁻¹e, N = I − KH,
+// G = ½g(vv' − S⁻¹), b = K'x̄ and a = N'x̄,
 //
 //     x̄⁻ = a + g H'v              P̄⁻ = N'P̄N + H'GH + sym(a v'H)           d̄ = g v − b
 //     R̄  = G + K'P̄K − sym(b v')    H̄  = g v x⁻' + 2 G H P⁻ + v (P x̄)' − b x' − 2 K'P̄P
@@ -10,15 +10,15 @@
 //     predict    x̄ = W'x̄⁻,  P̄ = W'P̄⁻W,  W̄ = x̄⁻x' + 2 P̄⁻W P,  c̄ = x̄⁻,  Q̄ = P̄⁻
 //     collapse   w̄_i = x̄·x_i + <P̄, P_i + δ_iδ_i'>,  x̄_i = w_i (x̄ + 2P̄δ_i),  P̄_i = w_i P̄
 //
-// and for the weights, with λ = log μ, p the posterior of a component and ḡ the derivative of the step's
-// term, the derivative of its log weight is
+// and, with λ = log μ, p the posterior of a component and ḡ the derivative in the step's term, the derivative in
+// the component's log weight is
 //
 //     GPB2   p̄_ij = w_{i|j} (λ̄_j + w̄_ij − Σ_i w_{i|j} w̄_ij) + p_ij (ḡ − Σ λ̄)
 //     IMM    p̄_j = λ̄_j + μ_j (ḡ − Σ λ̄),  and for log μ_i π_ij:  w_{i|j} (p̄_j + w̄_ij − Σ_i w_{i|j} w̄_ij)
 //
-// where Σ_i w_{i|j} w̄_ij = x̄·x + <P̄, P>, x and P being the collapsed moments. The filtered moments of the
-// forward pass are on file; each step is done again from them, so memory stays O(T). The derivative in a
-// transition probability that is exactly 0 is given as 0: such an entry says which transitions exist.
+// where Σ_i w_{i|j} w̄_ij = x̄·x + <P̄, P>, x and P being the collapsed moments. The forward pass has stored the
+// filtered moments; each step is computed again from them, so memory stays O(T). Transition probabilities of
+// exactly 0 are structural: their derivative is 0.
 //
 // The later modes j lie in lanes. Derivatives are added up there as long as their parameter stays the same,
 // and those in parameters that all series share are summed by chunks of series, which do not depend on the
@@ -29,11 +29,11 @@
 #include "switching/moves.hpp"
 #include "switching/series.hpp"
 
-// Derivatives in what a filter gave, shaped as that; then those in parameters, to be added to, and the
-// others.
+// First the derivatives in the filter's results, with their shapes. The pass adds to those in parameters and y, and
+// writes those in `left`.
 #define ADJOINT_FIELDS(whole, real, place)                                                            \
   place(const Series, run) whole(chunks) whole(next)                                                  \
-  whole(apart) /* numbers from one chunk to the next, in what belongs to all series */                \
+  whole(apart) /* numbers from one chunk to the next, in parameters that all series share */          \
   place(const double, terms_bar)                                                                      \
   place(const double, log_mode_bar)   /* or 0, as the next two */                                     \
   place(const double, mean_bar)                                                                       \
@@ -86,7 +86,7 @@ class AdjointPass {
  private:
   int group_size(int g) const { return M - g * L < L ? M - g * L : L; }
 
-  // The number in a lane, in whose place is 0 then.
+  // Returns the number in a lane and sets it to 0.
   static double taken(Number* x, int lane) {
     const double value = lanes(x)[lane];
     lanes(x)[lane] = 0.0;
@@ -133,8 +133,7 @@ class AdjointPass {
     }
   }
 
-  // From the derivatives in what is known after a step, at `bar` and `log_bar`, to those in what was known
-  // before.
+  // Turns `bar` and `log_bar`, the derivatives in laws and log probabilities after a step, into those before it.
   void step(bool begun, int64_t row) {
     const bool pairs = run.method == GPB2 && !begun;
     double excess = f.terms_bar[row];
@@ -166,7 +165,7 @@ class AdjointPass {
     for (int a = 0; a < at.seen; ++a) f.y[row * m + at.index[a]] -= total(y_bar[a]);
   }
 
-  // The initial law is the prior of the first observation: mode j goes back to itself.
+  // The step whose prediction is the initial law itself: mode j leads back to mode j only.
   void see_first(int g, Number s) {
     spread(group_size(g), law, state + g * L * law, law, ahead, 0);
     see(g);
@@ -206,7 +205,7 @@ class AdjointPass {
       for (int k = 0; k < M; ++k) score[k] = at.log_transition[k * groups + g] + Number(log_mode[k]);
       const Number reach = shares(M, 1, score, log_mode, false, weight);
       for (int j = 0; j < L; ++j)
-        if (!(lanes(&reach)[j] > -INFINITE)) lanes(&s)[j] = 0.0;  // it cannot be reached
+        if (!(lanes(&reach)[j] > -INFINITE)) lanes(&s)[j] = 0.0;  // the mode cannot be reached
     }
     for (int k = 0; k < M; ++k) {
       const Number w = share[k * groups + g], gain = collapse_back(w, read + k * law, mixed, source_bar);
@@ -227,7 +226,7 @@ class AdjointPass {
     predict_some(n, at.maps + (i * groups + g) * at.move, lifted + i * law, mapped, scratch);
     return mapped;
   }
-  // Adds the derivative in that law to the one of mode i, and of the map, if any.
+  // Adds `from`, the derivative in the law that `read_as` returns, to those in mode i's law and in its map, if any.
   ONCE void read_back(int i, int g, const Number* from) {
     if (at.mapped) {
       Number *const map = maps_bar + (i * groups + g) * 2 * nn, *const noise = map + nn;
@@ -261,8 +260,8 @@ class AdjointPass {
     return weight_bar;
   }
 
-  // Adds the derivative in W, and writes that in the law at `source`. That in the offset and in Q is `bar`
-  // itself.
+  // From `bar`, the derivative in a predicted law: adds the derivative in W, and writes that in the law at `source`
+  // to `target`. `bar` itself is the derivative in the offset and in Q.
   ONCE void predict_back(const Number* W, const Number* source, const Number* bar, Number* W_bar,
                          Number* target) {
     times<1>(n, n, n, view(bar + n, n), W, NOTHING<Number>, square);
@@ -276,18 +275,17 @@ class AdjointPass {
         W_bar[i * n + k] = W_bar[i * n + k] + (twice + bar[i] * source[k]);
       }
   }
-  // From `ahead_bar`, the derivative in the law that group g predicted from the one at `source`, to
-  // `source_bar`.
+  // Writes `source_bar`, the derivative in the law at `source`, from `ahead_bar`, that in its prediction by group g.
   void move_back(int g, const Number* source) {
     Number *const W = move_bar + g * (2 * nn + n), *const rest = W + nn;
     for (int i = 0; i < law; ++i) rest[i] = rest[i] + ahead_bar[i];
     predict_back(at.moves + g * at.move, source, ahead_bar, W, source_bar);
   }
 
-  // Conditions the law at `ahead` on what is seen.
+  // Writes the law at `ahead`, conditioned on the observation, to `part`.
   void see(int g) { update_some(n, at.seen, at.y, at.sensor_of(g), ahead, part, scratch); }
-  // From `part_bar`, the derivative in the law that `see` left at x, and s, that in the log-density, to
-  // `ahead_bar`; adds those in the sensor and in y. Scratch must be as `see` left it.
+  // Writes `ahead_bar` from `part_bar`, the derivative in the law that `see` wrote, and s, that in the log-density;
+  // adds those in the sensor and in y. Scratch must be as `see` left it.
   ONCE void see_back(int g, Number s) {
     const int m = at.seen;
     if (m == 0) return copy(law, part_bar, ahead_bar);
@@ -334,8 +332,8 @@ class AdjointPass {
     }
   }
 
-  // Adds what the lanes hold to the derivatives in the parameters of step t that other steps do not have, or,
-  // at the `last` step of a series, to all.
+  // Adds the sums in lanes to the derivatives in parameters that vary in time, at step t; at the `last` step of a
+  // series, in all parameters.
   void hand_over(int64_t series, int64_t t, bool last) {
 #define PLACE(name) \
   (f.name + series * run.name##_series + t * run.name##_step + (run.name##_series ? 0 : chunk * f.apart))
@@ -362,7 +360,7 @@ class AdjointPass {
 #undef PLACE
 #undef DUE
   }
-  // Adds one stretch of numbers a mode, from the modes' lanes, which are left with 0.
+  // Adds `size` numbers for each mode from its lane, and sets them to 0 there.
   ONCE void add_modes(int size, Number* from, int step, double* to) {
     for (int j = 0; j < M; ++j)
       for (int i = 0; i < size; ++i) to[j * size + i] += taken(from + j / L * step + i, j % L);
@@ -376,12 +374,12 @@ class AdjointPass {
   const int groups;
   int64_t chunk = 0;
   double *state, *log_mode, *after, *log_after;  // laws before and after a step, mode by mode
-  double *bar, *log_bar;                         // derivatives in the latter, and then in the former
+  double *bar, *log_bar;                         // derivatives in laws after a step, then before it
   Number *lifted, *read, *mapped, *mixed;        // laws before it: in all lanes, as a group reads them, mixed
   Number *now, *now_bar;                         // the law of a group after it, and the derivative in that
   Number *ahead, *part, *part_bar, *ahead_bar, *source_bar, *map_bar;
   Number *earlier, *log_earlier;                 // derivatives before the step, still to be summed over lanes
   Number *share, *score, *weight;
   Number *scratch, *square, *other, *a, *hv, *Px, *b, *inverse, *G, *GH, *KP, *H_bar;
-  Number *transition_bar, *move_bar, *sensor_bar, *maps_bar, *y_bar;  // in parameters, and in what is seen
+  Number *transition_bar, *move_bar, *sensor_bar, *maps_bar, *y_bar;  // in parameters and in y
 };

@@ -3,10 +3,10 @@
 //     z_tk = (y_t − a_k − u_t·B_k) / σ_k,     p_tk = exp(−½ z_tk²) / (√2π σ_k)   (1 where y_t is missing)
 //     α_t = p_t ∘ P_t'α_{t−1} / s_t,   log p(y) = Σ log s_t,   β_{t−1} = P_t (p_t ∘ β_t) / s_t
 //
-// There are K modes, each of a regime and an age; from each of them M modes can be reached, one for each
-// regime that comes next. P[t, i, d, r] is the probability that regime r comes after regime i of age d. The
-// derivative in a log-density is the smoothed probability of its mode, α_tk β_tk; that in a transition is the
-// expected number of times it was made, divided by its probability.
+// Each of the K modes is a regime at an age. From a mode, M modes can be reached, one for each next regime.
+// P[t, i, d, r] is the probability that regime r comes after regime i of age d. The derivative in a log-density is
+// the smoothed probability of its mode, α_tk β_tk; that in a transition probability is the expected number of such
+// transitions divided by the probability.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@
 
 EXPTILT_FRAME(HiddenChain, CHAIN_FIELDS)
 
-// What the likelihood depends on, or its derivatives in that.
+// The parameters of the likelihood, or its derivatives in them.
 template <class T> struct ChainParameters {
   T *offset, *matrix, *deviation, *initial, *transition;
 
@@ -81,7 +81,7 @@ inline double chain_pass(const HiddenChain& f) {
       }
       top = logs[0];
       for (int64_t k = 1; k < K; ++k) top = logs[k] > top ? logs[k] : top;
-      for (int64_t k = 0; k < K; k += 4)  // up to three more than there are, where the next row will be
+      for (int64_t k = 0; k < K; k += 4)  // writes up to three numbers beyond the row, before the next row
         exponential(Four::load(logs + k) - Four(top)).store(dt + k);
     }
     double s = 0.0;

@@ -1,4 +1,4 @@
-// Gaussian laws: one Kalman step, the only copy of its arithmetic.
+// Gaussian laws: the arithmetic of a Kalman step.
 //
 // Every filter of linear modes is made of three moves on Gaussians with mean x and covariance P:
 //
@@ -7,7 +7,7 @@
 //                e = y − H x − d,   S = H P H' + R,   K = P H' S⁻¹,   log p(y) = −½ (log |2πS| + e' S⁻¹ e)
 //     collapse   x ← Σ w_i x_i,     P ← Σ w_i (P_i + δ_i δ_i'),   δ_i = x_i − x      (the M-projection)
 //
-// Matrices lie row by row, and what belongs together lies together:
+// Matrices are stored row by row, and these are stored one after the other:
 //
 //     a law      x (n), P (n·n)
 //     a move     W (n·n), c (n), Q (n·n), W' (n·n)
@@ -19,14 +19,13 @@
 // mirrored to the upper one, so symmetry cannot be lost; Joseph's form multiplies by I − K H from both sides,
 // so positive definiteness is not lost either.
 //
-// Filters, smoother, adjoint and particles are all built on this file and on series.hpp; their interface is
-// stable.
+// Filters, smoother, adjoint and particles are all built on this file and on series.hpp.
 #pragma once
 #include "switching/lanes.hpp"
 #include "vectors.hpp"
 
 constexpr double LOG_TWO_PI = 1.8378770664093453;
-constexpr double ROUNDING = 4 * 2.220446049250313e-16;  // of a sum, for each of its terms
+constexpr double ROUNDING = 4 * 2.220446049250313e-16;  // relative error of a sum, for each of its terms
 
 // A size that is known to the compiler.
 template <int size> struct Fixed {
@@ -36,7 +35,7 @@ template <int size> struct Fixed {
 INLINE int law_size(int n) { return n + n * n; }
 INLINE int move_size(int n) { return 3 * n * n + n; }
 INLINE int sensor_size(int n, int m) { return m * n + m + m * m; }
-// Scratch of `update`, which also serves `predict`, and `joseph` for n states.
+// Numbers of scratch that `update` needs for n states; enough for `predict` and `joseph` too.
 INLINE int update_room(int n, int m) { return m * m + 3 * n * m + 2 * m + n * n; }
 
 // A matrix in memory: entry (i, k) is at `at[i · row + k · column]`.
@@ -87,9 +86,9 @@ INLINE void multiply_some(int i, int j, Inner inner, int columns, View<Left> A, 
 }
 
 // Writes columns `begin` to `end` − 1 of the first `rows` rows of C ± A B, all plain numbers, a few registers
-// wide at a time. Up to a register's numbers beyond `end` are read, and written as they are: Room has space.
-// With a `corner`, whose entry for rows a and b is at corner[a · along + b · across], each row then loses its
-// multiples of the rows before it, as in elimination; of the rows after it, with `upwards`.
+// wide at a time. Up to a register of numbers beyond `end` is read and written back as it was; Room has space for
+// it. With `solves`, each row a then loses corner(a, b) times row b for all rows b before it (with `upwards`, after
+// it), as in elimination.
 template <int sign, int rows, bool solves = false, bool upwards = false>
 ONCE void panel(int begin, int end, int inner, int columns, View<double> A, const double* B, const double* C,
                 double* out, View<double> corner = {}) {
@@ -124,7 +123,7 @@ ONCE void panel(int begin, int end, int inner, int columns, View<double> A, cons
         Vectors::store(to, whole ? sum[r][c] : place < end - Vectors::Bits{} ? sum[r][c] : Vectors::load(to));
       }
   };
-  // A sum has to wait for itself: eight or more at once keep the processor busy.
+  // An addition waits for the one before it in its sum: eight or more sums at once keep the processor busy.
   constexpr int wide = rows == 4 ? 3 : 6;
   int j = begin;
   const auto left = [&] { return (end - j + width - 1) / width; };
@@ -157,7 +156,7 @@ INLINE void multiply(Rows rows, Inner inner, Columns columns, View<Left> A, cons
     return;
   }
   if constexpr (!known)
-    for (; i + 4 <= rows; i += 4) {  // four rows share what is read of B
+    for (; i + 4 <= rows; i += 4) {  // four rows share each number read from B
       const int end = lower ? i + 4 : int(columns);
       int j = 0;
       for (; j < end && j + 2 <= columns; j += 2) multiply_some<sign, 4, 2>(i, j, inner, columns, A, B, C, out);
@@ -197,9 +196,9 @@ INLINE void predict(N n, const Number* move, const Source* source, Number* __res
 
 // Factors S = L D L' in place (L below the diagonal, 1/D on it) and returns log |S|.
 //
-// The m numbers at `size` say how large the terms are that rows of S are sums of; a pivot of at most `cutoff`
-// times its own is rounding, and `otherwise` takes its place: NaN where S must be positive definite, infinity
-// where `solve` is to leave its direction out, as a generalised inverse does.
+// size[a] is the size of the terms that row a of S is a sum of. A pivot of at most cutoff · size[a] is rounding and
+// is replaced by `otherwise`: NaN if S must be positive definite, infinity if `solve` is to leave its direction out,
+// as a generalised inverse does.
 template <class Number, class M>
 INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double otherwise) {
   Number log_determinant = 0.0, product = 1.0;
@@ -230,7 +229,7 @@ INLINE Number factor(M m, Number* S, const Number* size, double cutoff, double o
     }
     return log_determinant + logarithm(product);
   }
-  // D L' comes above the diagonal, block by block of rows, each a product with the rows before it.
+  // Writes D L' above the diagonal, one block of rows after another, each by a product with the rows before it.
   mirror(m, S);
   const auto take = [&](int first, auto rows) {
     Number* const block = S + first * m;

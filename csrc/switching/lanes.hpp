@@ -1,10 +1,9 @@
 // Numbers: one float64, or the same number of four modes side by side.
 //
-// A law of a mode is a stretch of numbers. Code that is written for `double` works on one law; the same code
+// A law of a mode is a run of numbers. Code that is written for `double` works on one law; the same code
 // with `Four` works on the laws of four modes at once, each in its own lane. `Four` is one vector of 256 bits
-// where the target has these, two of 128 bits elsewhere, and behaves like a float64 otherwise: + − · /, a
-// plain number wherever all lanes are to have the same one, `exp`, `log`, and lanes to read and write one by
-// one.
+// where the target has these, two of 128 bits elsewhere. It has + − · /, `exponential` and `logarithm` like a
+// float64, is made from a plain number with the same value in all lanes, and its lanes can be read and written.
 //
 //     exp x = 2^k (1 + r + r²/2! + … + r¹³/13!),   x = k log 2 + r,   |r| ≤ (log 2)/2
 //     log x = k log 2 + log(1 + f),   x = 2^k (1 + f),   √½ ≤ 1 + f < √2,   by the series of atanh(f/(2 + f))
@@ -75,17 +74,17 @@ INLINE Four operator*(Four a, Four b) { return Four::each([&](int k) { return a.
 INLINE Four operator/(Four a, Four b) { return Four::each([&](int k) { return a.part[k] / b.part[k]; }); }
 INLINE Four operator-(Four a) { return Four::each([&](int k) { return -a.part[k]; }); }
 
-// How many modes a number is of.
+// Number of modes that a Number holds.
 template <class Number> constexpr int LANES = sizeof(Number) / sizeof(double);
 
-// A lane of a number in memory: numbers lie as their lanes do, so mode j of a row of groups is number j.
+// The lanes of numbers in memory, as plain numbers: in a row of groups, mode j is number j.
 INLINE double* lanes(Four* x) { return reinterpret_cast<double*>(x); }
 INLINE const double* lanes(const Four* x) { return reinterpret_cast<const double*>(x); }
 INLINE double* lanes(double* x) { return x; }
 INLINE const double* lanes(const double* x) { return x; }
 
-// The larger of two; a where least < a < ∞, else `other`; whether a number is NaN or outside (low, high) in
-// any lane.
+// larger: of two numbers. between: a where least < a < ∞, else `other`. inside: whether low < a < high in all
+// lanes. has_nan: whether any lane is NaN.
 INLINE double larger(double a, double b) { return a > b ? a : b; }
 INLINE Four larger(Four a, Four b) {
   return Four::each([&](int k) { return a.part[k] > b.part[k] ? a.part[k] : b.part[k]; });
@@ -130,7 +129,7 @@ template <class To, class From> INLINE To bits_of(From x) {
 }
 
 INLINE double exponential(double x) { return std::exp(x); }
-INLINE Four exponential(Four x) {  // of numbers up to 700; what is exponentiated here is seldom above 0
+INLINE Four exponential(Four x) {  // for x up to 700; arguments here are seldom above 0
   using V = Four::Vector;
   constexpr double least = -708.396418532264, shift = 6755399441055744.0;  // 1.5 · 2⁵²: adding it rounds
   constexpr double inverse[12] = {1 / 6227020800., 1 / 479001600., 1 / 39916800., 1 / 3628800., 1 / 362880.,
@@ -175,7 +174,7 @@ INLINE Four logarithm(Four x) {
 #define SHUFFLED 1
 #endif
 #endif
-// Four numbers of four modes become the four modes of four numbers.
+// Transposes four numbers of four modes: lane k of x[i] and lane i of x[k] change places.
 INLINE void transpose(Four* x) {
 #ifdef SHUFFLED
   const auto a = x[0].part[0], b = x[1].part[0], c = x[2].part[0], d = x[3].part[0];
@@ -200,9 +199,9 @@ template <class Number, class Source> INLINE void copy(int length, const Source*
   for (; i < length; ++i) target[i] = source[i];
 }
 
-// Copies laws, moves or the like, `size` numbers a mode, from modes that are `apart` to the modes' lanes,
-// groups of which are `step` numbers apart. Lanes without a mode repeat the last one: what can be done in all
-// modes can be done in all lanes.
+// Copies laws, moves or the like to lanes. Each mode has `size` numbers, `apart` numbers from those of the next
+// mode; groups of lanes are `step` numbers apart. Lanes without a mode repeat the last mode, so that whatever is
+// possible in all modes is possible in all lanes.
 template <class Number>
 ONCE void spread(int M, int size, const double* source, int apart, Number* target, int step) {
   constexpr int L = LANES<Number>;
@@ -221,7 +220,7 @@ ONCE void spread(int M, int size, const double* source, int apart, Number* targe
       for (int j = 0; j < L; ++j) lanes(target + i)[j] = mode[j][i];
   }
 }
-// Copies them back.
+// Copies from lanes back to modes: the reverse of `spread`.
 template <class Number>
 ONCE void gather(int M, int size, const Number* source, int step, double* target, int apart) {
   constexpr int L = LANES<Number>;
@@ -239,7 +238,7 @@ ONCE void gather(int M, int size, const Number* source, int step, double* target
   }
 }
 
-// Memory to work in, of numbers that are 0 at first; it is given back at once when the kernel ends.
+// Working memory of a kernel, filled with 0 and freed when the kernel ends.
 class Room {
  public:
   template <class Number = double> Number* take(int64_t count) {

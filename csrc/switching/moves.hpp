@@ -1,4 +1,4 @@
-// The moves of gaussian.hpp for sizes that are not known to the compiler: compiled once, and called.
+// Functions of gaussian.hpp for sizes that are not known to the compiler, compiled once and not inlined.
 #pragma once
 #include "switching/gaussian.hpp"
 
@@ -19,7 +19,7 @@ ONCE void collapse_some(int n, int parts, const Number* weight, int weight_step,
   collapse(n, parts, weight, weight_step, first, step, target);
 }
 
-// Nothing seen leaves the law as it is.
+// Without observed components (m = 0) the law stays as it is.
 template <class Number>
 ONCE Number update_some(int n, int m, const double* y, const Number* sensor, const Number* source,
                         Number* target, Number* scratch) {

@@ -3,11 +3,10 @@
 //     log weight_i ← log weight_i + log Σ_j π_{s_i j} p_j(y),     s_i ← j with probability ∝ π_{s_i j} p_j(y)
 //
 // Particle i holds a mode path, of which only the last mode s_i counts, and the Kalman moments along it. At
-// each step it looks at all M modes it could go to, which lie in lanes; its own weight is multiplied by the
-// sum of theirs, and it moves to one of them drawn in proportion (the optimal proposal). The log-sum of the
-// weights is the log of an unbiased estimate of the marginal likelihood. Where the effective sample size 1 /
-// Σ W_i² falls below half the number of particles they are resampled systematically. All random numbers are
-// drawn before.
+// each step it weighs all M modes it could go to, which lie in lanes. Its weight is multiplied by the sum of
+// theirs, and it moves to one drawn in proportion (the optimal proposal). The log-sum of the weights is the log of
+// an unbiased estimate of the marginal likelihood. If the effective sample size 1 / Σ W_i² falls below half the
+// number of particles, they are resampled systematically. The caller draws all random numbers.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -86,8 +85,8 @@ class Swarming {
     run.log_likelihood[series] = total;
   }
 
-  // Moves particle i, multiplies its weight; returns −1, or the mode in which it cannot be done. If the
-  // series has only begun, all modes may still be chosen.
+  // Moves particle i and multiplies its weight; returns −1, or the mode whose density is NaN. If `begun`, modes
+  // have their initial probabilities.
   int advance(int i, bool begun, double uniform) {
     double* const own = state + i * law;
     before[i] = mode[i];
@@ -127,7 +126,7 @@ class Swarming {
     return -1;
   }
 
-  // Makes the weights sum to 1; returns the logarithm of what they summed to.
+  // Divides the weights by their sum; returns the logarithm of that sum.
   double weigh() {
     double top = -INFINITE, sum = 0.0, square = 0.0;
     for (int i = 0; i < N; ++i) top = larger(top, log_weight[i]);
@@ -150,8 +149,8 @@ class Swarming {
     return term;
   }
 
-  // Writes the law of each mode (that of all particles, if none is in it), its log probability, and where it
-  // came from.
+  // Writes the law of each mode (that of all particles, if none is in it), its log probability, and the
+  // probabilities of the modes before it.
   void summarise(int64_t row, bool begun) {
     std::fill(result, result + M * law, 0.0);
     for (int i = 0; i < N; ++i) {

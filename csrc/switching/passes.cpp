@@ -1,8 +1,8 @@
 // Passes over series beyond the filter: smoother, adjoint, particles; and the likelihood of a hidden chain.
 //
-// Numbers are those of four modes at once, or, where that would leave lanes empty, matrices are worked on four
-// columns at a time. The smoother is compiled for each small number of states, where that gains a third; for
-// the others it gains less than its compilation is worth.
+// They work on four modes at once or, where that would leave lanes empty, on four columns of one mode's matrices.
+// The smoother is compiled for each number of states up to 4, where that gains a third; for larger ones the gain
+// is not worth the compilation.
 #include "switching/adjoint.hpp"
 #include "switching/chain.hpp"
 #include "switching/particles.hpp"

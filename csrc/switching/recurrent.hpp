@@ -1,4 +1,4 @@
-// Recurrent switching: laws of modes, tilted by the chance that the state calls for each next mode.
+// Recurrent switching: the law of each mode given each next mode, whose probability depends on the state.
 //
 //     P(s' = j | s = i, x) = p_j(x) = softmax_j(log π_ij + <R_j, x>)
 //
@@ -7,14 +7,14 @@
 //     c_ij = E[p_j(x)],   E[p_j(x) x] / c_ij,   and the covariance likewise.
 //
 // Only the scores' differences z = A x matter, A having the rows R_j − R_0. With A P A' = L D L' they are
-// z = A m + L D^½ u for a standard Gaussian u, and x = m + B u + what does not depend on u, B' = D^-½ L⁻¹ A P. So
-// all follows from the moments of u under the weights p_j, which are sums over a grid in as many directions as
-// D has pivots that are more than rounding.
+// z = A m + L D^½ u for a standard Gaussian u, and x = m + B u + a part that is independent of u, B' = D^-½ L⁻¹ A P.
+// So the results follow from the moments of u under the weights p_j. They are sums over a grid with a direction for
+// each pivot of D that is more than rounding.
 //
-// Sums over points h apart of a function that is analytic up to a from the real axis are off by e^(−2πa/h)
+// Sums over points h apart of a function that is analytic within a of the real axis have an error of e^(−2πa/h)
 // times its size there. Along a direction in which scores differ by s per unit, p_j has its first pole at
-// a = π/s, and the Gaussian grows by e^(a²/2), so h = 0.48/s, at most 0.65, leaves an error of rounding. Where
-// that takes more than MOST points (many directions, sharp scores), the grid is coarser.
+// a = π/s, and the Gaussian grows by e^(a²/2), so h = 0.48/s, at most 0.65, leaves an error of rounding. If that
+// takes more than MOST points (many directions, sharp scores), the grid is coarser.
 #pragma once
 #include <utility>
 
@@ -22,7 +22,7 @@
 
 class Tilting {
  public:
-  double *laws, *log_chance;  // of mode i on the way to mode j: [(i · M + j) · law], [i · M + j]
+  double *laws, *log_chance;  // of mode i given next mode j: [(i · M + j) · law], [i · M + j]
 
   Tilting(const Series& f, Room& room)
       : f(f), M(int(f.modes)), n(int(f.states)), k(M - 1), law(law_size(n)) {
@@ -38,7 +38,7 @@ class Tilting {
     for (int i = 0; i < k * n; ++i) A[i] = f.recurrence[n + i] - f.recurrence[i % n];
   }
 
-  // Laws and chances from the laws at `state`, mode by mode, and the transition probabilities of a step.
+  // Writes `laws` and `log_chance` from the laws at `state`, mode by mode, and the transition probabilities of a step.
   void tilt(const double* transition, const double* state) {
     for (int i = 0; i < M; ++i) {
       const double *x = state + i * law, *P = x + n;
@@ -112,7 +112,8 @@ class Tilting {
     for (int d = 0; d < directions; ++d) {
       if (all > MOST) count[d] = int64_t(double(count[d]) * std::pow(MOST / all, 1.0 / directions)) / 2 * 2 + 1;
       const int64_t half = count[d] / 2;
-      const double reach = std::min(REACH, std::sqrt(6.283185307179586 * double(half)));  // ends as the steps do
+      // At this reach the weight cut off, e^(−reach²/2), is as small as the error of steps h, e^(−2π²/h²).
+      const double reach = std::min(REACH, std::sqrt(6.283185307179586 * double(half)));
       double *const at = node + d * LONGEST, *const share = weight + d * LONGEST, sum = 0.0;
       step[d] = half > 0 ? reach / double(half) : 1.0;
       for (int64_t c = 0; c < count[d]; ++c) {
@@ -131,7 +132,7 @@ class Tilting {
     Four *sums = score + M, *lines = sums + M, *squares = lines + M;
     std::fill_n(chance, M, 0.0), std::fill_n(first, M * D, 0.0), std::fill_n(second, M * D * D, 0.0);
     std::fill_n(index, D, 0);
-    if (D == 0) {  // all scores are what they are at the mean
+    if (D == 0) {  // scores do not vary with u
       const double level = log_sum(M, shift);
       for (int j = 0; j < M; ++j) chance[j] = std::exp(shift[j] - level);
       return;
@@ -181,8 +182,8 @@ class Tilting {
   double u(int d) const { return node[d * LONGEST + index[d]]; }
 
   static constexpr double REACH = 8.0;     // beyond it a Gaussian has 1e-15 of its weight
-  static constexpr double MOST = 8000.0;   // points
-  static constexpr int LONGEST = 1024;     // points of a direction
+  static constexpr double MOST = 8000.0;   // points of the grid
+  static constexpr int LONGEST = 1024;     // room for the points of a direction
   const Series& f;
   const int M, n, k, law;
   double *A, *AP, *G, *size, *B;                    // matrices of `split`

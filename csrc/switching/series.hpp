@@ -1,9 +1,8 @@
-// Series of linear Gaussian modes as the kernels get them, and one step's matrices in the lanes of modes.
+// Series of linear Gaussian modes: the fields that describe them, and the matrices of one step in lanes of modes.
 //
 // `Series` describes arrays that Python owns: the parameters, with the distance in numbers from one series
 // and from one step to the next (0 where nothing varies), the data, and what a filter writes. A pass that
-// reads what a filter left (smoother, adjoint, particles) has a frame of its own with a place(Series, run) in
-// it.
+// reads a filter's results (smoother, adjoint, particles) has a frame of its own with a place(Series, run).
 #pragma once
 #include "frame.hpp"
 #include "switching/gaussian.hpp"
@@ -35,7 +34,7 @@ struct Series {
   SERIES_FIELDS(EXPTILT_WHOLE, EXPTILT_REAL, EXPTILT_PLACE)
 };
 
-// Whether four modes at once are faster than a few columns of one: with few states.
+// Whether four modes at once are faster than four columns of one mode's matrices: true with few states.
 inline bool lanes_pay(const Series& f) {
   return f.states <= (f.modes == 1 ? 4 : f.modes == 2 ? 12 : 24);
 }
@@ -43,8 +42,8 @@ inline bool lanes_pay(const Series& f) {
 // A parameter's numbers for a series at step t.
 #define NOW(f, name, series, t) ((f).name + (series) * (f).name##_series + (t) * (f).name##_step)
 
-// The law before step t of a series, mode by mode, and log probabilities: the initial one before step 0, and
-// then what the filter left.
+// Copies the laws before step t of a series, mode by mode, and log probabilities: the initial ones for t = 0, else
+// those that the filter wrote.
 inline void law_before(const Series& f, int64_t series, int64_t t, double* state, double* log_mode) {
   const int M = int(f.modes), n = int(f.states), law = law_size(n);
   const int64_t row = t > 0 ? f.starts[series] + t - 1 : f.initial_varies ? series : 0;
@@ -65,7 +64,7 @@ inline void keep_laws(int M, int n, const double* state, double* mean, double* c
   }
 }
 
-// The matrices of one step, one move and one sensor for each group of modes, and what of y is seen.
+// The matrices of one step, a move and a sensor for each group of modes, and the components of y that are seen.
 template <class Number> struct Matrices {
   static constexpr int L = LANES<Number>;
   const int M, n, m, groups, law, move, sensor;
@@ -85,13 +84,13 @@ template <class Number> struct Matrices {
         maps(room.take<Number>(mapped ? M * groups * move : 0)),
         some(room.take<Number>(groups * sensor)), y(room.take(m)), index(room.take<int64_t>(m)) {}
 
-  // Parameters of step t of a series; those that do not vary in time only with `again`.
+  // Loads the parameters of step t of a series; those that do not vary in time only with `again`.
   void load(const Series& f, int64_t series, int64_t t, bool again) {
     if (again || f.transition_step) {
       spread_rows(NOW(f, transition, series, t), 1, log_transition);
       for (int i = 0; i < M * groups; ++i) log_transition[i] = logarithm(log_transition[i]);
     }
-    // One stretch of `size` numbers a mode, to its place in each group's move or sensor.
+    // Copies `size` numbers for each mode to their place in each group's move or sensor.
     const auto take = [&](int64_t varies, const double* source, int size, Number* target, int step) {
       if (again || varies) spread(M, size, source, size, target, step);
     };
@@ -114,8 +113,8 @@ template <class Number> struct Matrices {
   // Takes logarithms of transition probabilities, (M, M).
   void take_scores(const double* scores) { spread_rows(scores, 1, log_transition); }
 
-  // The same from and to a row of plain numbers, mode by mode: the logarithms of the transition, the
-  // transition, moves, sensors, maps.
+  // Loads from and stores to a row of plain numbers, mode by mode: logarithms of transition probabilities, these
+  // probabilities, moves, sensors, maps.
   int64_t row_length() const { return 2 * M * M + M * (move + sensor) + (mapped ? M * M * move : 0); }
   void load(const double* row) {
     spread_rows(row, 1, log_transition);
@@ -155,7 +154,7 @@ template <class Number> struct Matrices {
       }
     }
   }
-  // The sensors of group g for what is seen.
+  // The sensors of group g for the components that are seen.
   const Number* sensor_of(int g) const {
     return seen == m ? sensors + g * sensor : some + g * sensor_size(n, seen);
   }

@@ -8,18 +8,18 @@
 //     P_jk = P_j − Y' D⁻¹ Y + J P̂_k J'
 //
 // and x̂_j, P̂_j are the collapse of x_jk, P_jk over k. With GPB2's filtered moments this is Kim's smoother
-// (1994); with IMM's or GPB1's it is a fixed-interval smoother for those. The first two terms of P_jk are what
-// is left of the joint covariance of both states once S is eliminated, as in Cholesky's method, so no gain is
-// subtracted. Where S is singular (exact observations, padded states) a generalised inverse is used: directions
-// without variance are left alone.
+// (1994); with IMM's or GPB1's it is a fixed-interval smoother for those. The first two terms of P_jk are the Schur
+// complement of S in the joint covariance of both states, by elimination as in Cholesky's method, so no gain is
+// subtracted. If S is singular (exact observations, padded states), a generalised inverse leaves directions without
+// variance as they are.
 //
 // For n states a pair of modes takes 4⅔ n³ products: 1½ for S, 1/6 for its factors, ½ for Y, ½ for Y' D⁻¹ Y, ½
-// for J', 1½ for J P̂_k J'. The filter needs 1½ (it predicts) and an update for the same pair. Measured from 20
-// states on, this pass takes 1.8 to 2.4 times as long as the filter. S and F P_j are computed again rather than
-// kept: kept for each pair and step they would not fit in a cache.
+// for J', 1½ for J P̂_k J'. The filter needs 1½ n³ for its prediction, and an update, for the same pair. Measured
+// from 20 states on, this pass takes 1.8 to 2.4 times as long as the filter. S and F P_j are computed again rather
+// than kept: for all pairs and steps they would not fit in a cache.
 //
-// On the way the pass adds up what EM needs, for each mode k with z_t = (x_{t−1}, g_t), g_t the q known
-// regressors (1 and the inputs), and r_t = x_t − W_k x_{t−1} − c_k what the present parameters leave over:
+// The pass also adds up the sums that EM needs, for each mode k with z_t = (x_{t−1}, g_t), g_t the q known
+// regressors (1 and the inputs), and r_t = x_t − W_k x_{t−1} − c_k the residual of the present parameters:
 //
 //     count_k = Σ P(s_t = k | y),    zz_k = Σ E[z z'; s_t = k],
 //     rz_k = Σ E[r z'; s_t = k],     rr_k = Σ E[r r'; s_t = k]
@@ -39,8 +39,8 @@
   place(double, mean)                /* (rows, M·n) */                                                     \
   place(double, covariance)          /* (rows, M·n·n) */                                                   \
   place(double, pairs)               /* (rows, M·M), [i, j] = P(s_{t−1} = i, s_t = j | y), or 0 */         \
-  place(double, initial_probability) /* (series, M): the step before the data, or the first one, or the */ \
-  place(double, initial_mean)        /* last one that was done before */                                   \
+  place(double, initial_probability) /* (series, M): of the step before the data; with run.first of the */ \
+  place(double, initial_mean)        /* first step; with run.lead of the last step done before */          \
   place(double, initial_covariance)                                                                        \
   place(double, sums) /* (chunks, M, 1 + (n + q)² + n (n + q) + n²): count, zz, rz, rr; or 0 */
 
@@ -48,8 +48,8 @@ EXPTILT_FRAME(Smoothing, SMOOTHER_FIELDS)
 
 INLINE int rauch_room(int n) { return 4 * n * n + n + law_size(n); }
 
-// Writes the law at `source` given that of the next step, at `later`, to which `way` leads. `scratch`
-// (`rauch_room`) begins with J' and P̂ J'.
+// Writes the law at `source` given the smoothed law of the next step, at `later`; `way` is the move between them.
+// Leaves J' and P̂ J' at the beginning of `scratch` (`rauch_room` numbers).
 template <class Number, class N>
 INLINE void rauch(N n, const Number* way, const Number* source, const double* later,
                   Number* __restrict target, Number* __restrict scratch) {
@@ -107,7 +107,7 @@ template <class Number> class Smoother {
   }
 
  private:
-  // Where steps were done before, the pass ends at the last of them, whose law is left as the initial one.
+  // If steps were done before, the pass ends at the last of them and writes its law as the initial one.
   void smooth(int64_t series) {
     const int64_t begin = run.starts[series], length = run.starts[series + 1] - begin;
     const int64_t done = run.lead ? run.lead[series] : 0;
@@ -133,7 +133,8 @@ template <class Number> class Smoother {
     keep_laws(M, n, hat, f.initial_mean, f.initial_covariance, series);
   }
 
-  // The moves of step t: that of each later mode in all lanes, or, through maps, [g · M + k].
+  // Loads the moves of step t to `ways`: [k] is the move to later mode k, in all lanes; with maps, [g · M + k] is the
+  // move to it from group g.
   void load(int64_t series, int64_t t, bool again) {
     at.load(run, series, t, again);
     const bool moved = again || run.dynamics_step || run.dynamics_offset_step || run.process_noise_step;
@@ -145,7 +146,7 @@ template <class Number> class Smoother {
         if (at.mapped) through(g, k, way);
       }
   }
-  // Makes the move to mode k one from the modes of group g through their maps: W · map, Q + W · spread · W'.
+  // Puts the maps of group g's modes before the move to mode k: W · map, Q + W · spread · W'.
   void through(int g, int k, Number* way) {
     Number *map = scratch, *law = map + nn, *out = parts;
     for (int i = 0; i < n; ++i) law[i] = 0.0;
@@ -164,7 +165,7 @@ template <class Number> class Smoother {
     turn(n, way);
   }
 
-  // From the smoothed law after a step, at `hat`, to the one before it, of which `state` is the filtered law.
+  // Turns `hat`, the smoothed laws after a step, into those before it; `state` holds the filtered laws before it.
   void step(int64_t row) {
     spread(M, law, state, law, filtered, law);
     for (int g = 0; g < groups; ++g) {
@@ -202,7 +203,7 @@ template <class Number> class Smoother {
     }
     gather(M, law, fresh, law, hat, law);
     for (int j = 0; j < M; ++j) {
-      hat_mode[j] = lanes(mass)[j];  // a mode the series cannot have been in keeps its filtered moments
+      hat_mode[j] = lanes(mass)[j];  // a mode of smoothed probability 0 keeps its filtered moments
       if (!(hat_mode[j] > 0.0)) copy(law, state + j * law, hat + j * law);
     }
   }

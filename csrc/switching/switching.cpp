@@ -1,8 +1,8 @@
 // Filters of linear Gaussian modes: the law that switching.hpp runs over, for series and for online steps.
 //
 // The moves of gaussian.hpp are compiled for the sizes that are most in use, where loops are unrolled, and
-// once for all others; which to call is looked up once a kernel. Few modes leave lanes empty: where states are
-// many, their laws are faster one by one, as plain numbers, four columns at a time.
+// once for all others; each call of a kernel looks up which to use. Few modes leave lanes empty: if they have many
+// states, it is faster to work on their laws one by one, as plain numbers, four columns at a time.
 #include "switching/recurrent.hpp"
 
 namespace {
@@ -105,7 +105,7 @@ template <class Number_> struct Gaussian {
   }
 };
 
-// As a pass over series needs it.
+// The law for a pass over series.
 template <class Number> struct OfSeries : Gaussian<Number> {
   const Series& f;
   Tilting* const tilting;      // or null
@@ -153,7 +153,7 @@ EXPTILT_KERNEL(filter_series, Series) {
   return lanes_pay(f) ? filter<Four>(f) : filter<double>(f);
 }
 
-// The matrices of a step t of models, a row of plain numbers each (see `Matrices`).
+// Writes the matrices of a step of several models, each as a row of plain numbers (see `Matrices`).
 #define PACK_FIELDS(whole, real, place) place(const Series, run) whole(step) whole(rows) place(double, out)
 EXPTILT_FRAME(Pack, PACK_FIELDS)
 EXPTILT_KERNEL(pack_matrices, Pack) {
@@ -217,7 +217,7 @@ EXPTILT_KERNEL(judge_candidates, Candidates) {
     if (member == 0 || f.matrices_step) at.load(f.matrices + member * f.matrices_step);
     for (int j = 0; j < M; ++j) {
       const double reach = row[place.prior + j], *ahead = row + place.ahead + j * parts * law;
-      for (int i = 0; i < parts; ++i)  // the moments of mode j over where it came from
+      for (int i = 0; i < parts; ++i)  // mode j's law is a mixture over the modes before
         weight[i] = parts == 1            ? 1.0
                     : reach > -INFINITE ? std::exp(row[place.score + i * M + j] - reach)
                                         : 1.0 / M;

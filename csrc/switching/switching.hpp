@@ -8,16 +8,16 @@
 //     GPB1     as IMM with w_{i|j} = μ_i: all modes start from one law
 //     GPB2     log weight_ij = λ_i + log π_ij + log p_ij(y),  law_j = collapse_i(w_{i|j}, N_j(law_i)),
 //              w_{i|j} ∝_i weight_ij
-//     Viterbi  as GPB2 with w_{i|j} = 1 for the largest weight_ij, which is mode j's: it follows a path
+//     Viterbi  as GPB2 with w_{i|j} = 1 for the i of the largest weight_ij, which is mode j's weight: each mode
+//              follows one path
 //
-// The log-likelihood term of a step is the log-sum of its weights. Weights stay logarithms throughout: modes
-// 10⁵ nats apart still rank, and a mode of probability 0 has λ = −inf and a finite law (collapsed with
-// weights μ_i).
+// The log-likelihood term of a step is the log-sum of its weights. Weights stay logarithms throughout, so modes
+// 10⁵ nats apart keep their order. A mode of probability 0 has λ = −inf and a finite law, the collapse with
+// weights μ_i.
 //
 // A law of one mode is `size` float64 numbers, and a filter keeps them mode by mode, law j at [j · size].
 // Modes are worked on in groups: mode j is lane j % L of group j / L, and the laws of a group are `size`
-// numbers of the type `Number`, which is `double` (L = 1) or `Four` (L = 4, lanes.hpp). What a Law has to
-// offer:
+// numbers of the type `Number`, which is `double` (L = 1) or `Four` (L = 4, lanes.hpp). A Law must have
 //
 //     using Number = double;               or Four
 //     int modes, size;
@@ -30,13 +30,13 @@
 //         the M-projection of a mixture of laws that are `step` numbers apart
 //     void predict(int g, const Source* source, Number* target);
 //     Number update(int g, const Number* source, Number* target);
-//         conditions on what is seen; returns its log-density, in which NaN says that it cannot be done
+//         conditions on the observation; returns its log-density, NaN where conditioning is impossible
 //
-// `Source` is Number or double: a law of plain numbers is shared by all lanes. No target is also a source.
+// `Source` is Number or double: a law of plain numbers is shared by all lanes. A target is never its own source.
 // For a pass over series (`filter_series`) a law also has
 //
 //     void start(int64_t series, int64_t t, double* state, double* log_mode);
-//         writes the law before step t: the initial one or, for t > 0, what steps done before have left
+//         writes the law before step t: the initial one or, for t > 0, that of the steps done before
 //     void load(int64_t series, int64_t t, bool again);
 //         takes parameters and data of a step; with `again`, also those that do not vary in time
 //     void keep(int64_t row, const double* state);
@@ -51,11 +51,10 @@
 
 enum Method : int { IMM = 0, GPB1 = 1, GPB2 = 2, VITERBI = 3 };
 
-// Writes the shares of the M scores of each lane of a group, `step` numbers apart, and returns their
-// log-sums.
+// Writes the softmax of the M scores of each lane of a group, `step` numbers apart, and returns their log-sums.
 //
-// Where all are −inf (the mode cannot be reached) the shares are the mode probabilities. With `choose`, the
-// first largest has it all, and its score is returned.
+// If all scores are −inf (the mode cannot be reached), writes the mode probabilities. With `choose`, the first
+// largest score gets weight 1 and is returned.
 template <class Number>
 ONCE Number shares(int M, int step, const Number* score, const double* log_mode, bool choose,
                      Number* weight) {
@@ -109,8 +108,8 @@ template <class Law> class Switching {
     sources = room.take<int64_t>(M);
   }
 
-  // Scores, weights of mixing first, and the predicted log probabilities of modes. With `now` the law at hand
-  // is itself the prediction; with `pairs` each mode gets a law for every mode before.
+  // Writes the scores and, without `pairs`, the mixing weights and the predicted log probabilities of modes. With
+  // `now` the present law is itself the prediction; with `pairs` each mode gets a law for every mode before.
   void weigh(bool now, bool pairs) {
     begun = now, each = pairs, once = false;
     if (begun) {
@@ -136,8 +135,8 @@ template <class Law> class Switching {
     for (int g = 0; g < groups; ++g) prior[g] = shares(M, groups, score + g, log_mode, false, weight + g);
   }
 
-  // Lists the modes before that lead to group g, for laws of pairs. Where none leads to a mode of the group,
-  // its law is an average over all of them, and all are listed; so they are with `all`.
+  // For laws of pairs, lists the modes before that lead to group g. Lists all modes with `all`, or if no mode leads
+  // to some mode of the group: that mode's law is an average over all of them.
   void find_sources(int g, bool all) {
     count = each ? 0 : 1;
     Number top = -INFINITE;
@@ -147,7 +146,7 @@ template <class Law> class Switching {
       if (all || largest(score[i * groups + g]) > -INFINITE) sources[count++] = i;
   }
 
-  // Predicted laws of group g, at `ahead`: one, or one for each of its sources.
+  // Writes the predicted laws of group g to `ahead`: one, or one for each of its sources.
   void move(int g) {
     const auto plain = [](const double* p) { return p; };
     const auto wide = [](const Number* p) { return p; };
@@ -163,7 +162,7 @@ template <class Law> class Switching {
           law.collapse(M, weight + g, groups, wide(parts), size, mixed);
         else if (!once)
           law.collapse(M, weight + g, groups, plain(state), size, mixed);
-        once = method == GPB1;  // all modes begin with the same law
+        once = method == GPB1;  // all modes start from the same mixture
         law.predict(g, wide(mixed), target);
       } else if (law.mapped) {
         law.read(i, g, state + i * size, mixed);
@@ -174,8 +173,8 @@ template <class Law> class Switching {
     }
   }
 
-  // Conditions the laws at `ahead` on what is seen, and collapses them if there is one for each mode before.
-  // Returns −1, or the mode in which it cannot be done.
+  // Conditions the laws at `ahead` on the observation, and collapses them if there is one for each mode before.
+  // Returns −1, or a reachable mode whose density is NaN.
   int see(int g) {
     Number* const result = fresh + g * size;
     for (int k = 0; k < count; ++k) {
@@ -186,7 +185,7 @@ template <class Law> class Switching {
         for (int j = 0; j < L; ++j) {
           if (!has_nan(lanes(&density)[j])) continue;
           if (lanes(reach)[j] > -INFINITE) return g * L + j;
-          lanes(&density)[j] = 0.0;  // what cannot happen need not be seen: the law stays as predicted
+          lanes(&density)[j] = 0.0;  // probability 0: the law stays as predicted
           for (int i = 0; i < size; ++i) lanes(target + i)[j] = lanes(ahead + k * size + i)[j];
         }
       if (each)
@@ -203,8 +202,8 @@ template <class Law> class Switching {
     return -1;
   }
 
-  // Takes the step: laws and log probabilities by mode, and the step's log-likelihood term. Returns −1, or M
-  // where what was seen has density 0 in every mode that can be reached.
+  // Writes the laws and log probabilities by mode, and the step's log-likelihood term. Returns −1, or M if the
+  // observation has density 0 in every mode that can be reached.
   int finish() {
     for (int j = M; j < groups * L; ++j) lanes(log_weight)[j] = -INFINITE;
     Number most = log_weight[0], sum = 0.0;
@@ -227,18 +226,18 @@ template <class Law> class Switching {
   double *state, *log_mode;  // laws mode by mode, and log probabilities
   Number *score, *weight;    // [i · groups + g]
   Number *prior, *log_weight;
-  Number *ahead, *parts;     // laws of a group by mode before: predicted, and given what is seen
-  Number *mixed, *fresh;     // a law on its way, and the new laws by group
-  int count = 0;             // how many modes before lead to the group at hand, which, and their weights
+  Number *ahead, *parts;     // laws of a group by mode before: predicted, and given the observation
+  Number *mixed, *fresh;     // a mixed or mapped law, and the new laws by group
+  int count = 0;             // how many modes before lead to the present group, which, and their weights
   int64_t* sources;
   Number* share;
 };
 
-// What a pass over series is told and what it writes; to be among the fields of a frame for `filter_series`.
-// Series b is rows starts[b] to starts[b + 1]; lead[b] steps of it are done already, their rows written. With
-// `everything` results have a row for every step, else one for each series, its last. mixing[i, j] is P(mode
-// i before | mode j now, data that the collapse has seen); failure, where it stopped, or −1: step, and mode
-// or M.
+// Arguments and results of a pass over series, part of every frame for `filter_series`. Series b is rows starts[b]
+// to starts[b + 1] − 1; its first lead[b] steps were done before, and their rows are written. With `first`, the
+// initial law is itself the prediction of step 0. With `everything`, results have a row for every step, else one for
+// each series, after its last step. mixing[i, j] is P(mode i before | mode j now, data known at the collapse).
+// failure is the step at which the series stopped, or −1, and the mode, or M for all modes.
 #define SWITCHING_FIELDS(whole, real, place)                                           \
   whole(modes) whole(method) whole(first) whole(everything) whole(series) whole(next)  \
   place(const int64_t, starts)  /* (series + 1,) */                                    \
@@ -249,7 +248,7 @@ template <class Law> class Switching {
   place(double, mixing)         /* (rows, M·M), or 0: not wanted */                    \
   place(int64_t, failure)       /* (series, 2) */
 
-// Takes the next things to do of `count`, for threads that share `next`; false when all are taken.
+// Takes the next `at_once` of `count` items for one of the threads that share `next`; false if none are left.
 inline bool take_some(int64_t& next, int64_t count, int64_t at_once, int64_t& begin, int64_t& end) {
   begin = __atomic_fetch_add(&next, at_once, __ATOMIC_RELAXED);
   end = begin + at_once < count ? begin + at_once : count;
@@ -267,7 +266,7 @@ template <class Law, class Frame> int64_t filter_series(Law& law, Frame& f, Room
       copy(M, lanes(s.weight + i * s.groups), f.mixing + (row * M + i) * M);
     law.keep(row, s.state);
   };
-  const auto filter_one = [&](int64_t series) {  // whether it had to stop
+  const auto filter_one = [&](int64_t series) {  // returns whether it had to stop
     const int64_t begin = f.starts[series], steps = f.starts[series + 1] - begin;
     const int64_t done = f.lead ? f.lead[series] : 0;
     f.failure[2 * series] = -1;
@@ -300,23 +299,23 @@ template <class Law, class Frame> int64_t filter_series(Law& law, Frame& f, Room
   return stops;
 }
 
-// Rows of an online filter. A row holds all that is known of a member, one stretch after the other:
+// Rows of an online filter. A row holds the whole state of a member, in these parts:
 //
-//     laws by mode, their log probabilities          given all that was seen
+//     laws by mode, their log probabilities          given all observations
 //     the log-density of the last y, and the sum of these since the start
 //     predicted laws, M (for GPB2 M·M, [j, i] is mode j's from mode i's), the scores log μ_i π_ij (M·M), and
 //     their log-sums over i, the predicted log probabilities (M)
 //
-// Nothing is kept between calls, so rows may be copied, stored and taken up anywhere. `predict` and `update`
-// say what to do; `begun`, that the initial law is itself the prediction. `matrices` hold what a law needs to
-// know of the step, in rows `matrices_step` numbers apart, one for each member, or (0) one for all. The first
-// member that cannot go on is left in `failed`, −1 before, as member · (M + 1) + mode (M: all modes).
+// Nothing else is kept between calls, so rows may be copied, stored and continued anywhere. A step does `predict`,
+// `update` or both; with `begun`, the initial law is itself the prediction. `matrices` holds what a law needs for the
+// step, in rows `matrices_step` numbers apart, one for each member, or (0) one for all. `failed`, −1 at first, gets
+// the first member that cannot go on, as member · (M + 1) + mode (M: all modes).
 #define ONLINE_FIELDS(whole, real, place)                                                                \
   whole(modes) whole(method) whole(members) whole(predict) whole(update) whole(begun) whole(next)        \
   whole(failed) place(const double, before) place(double, after) place(const double, matrices)           \
   whole(matrices_step) place(const double, y) /* (members, m), NaN where missing */
 
-// The places of a row's stretches, and its length; `parts` is M for a law each pair of modes, else 1.
+// Offsets of the parts of a row, and its length; `parts` is M with a law for each pair of modes, else 1.
 struct Row {
   int log_mode, term, ahead, score, prior, length;
   Row(int M, int size, int parts)
@@ -324,7 +323,7 @@ struct Row {
         prior(score + M * M), length(prior + M) {}
 };
 
-// Takes the members of a frame that no other thread has taken a step on.
+// Does a step for each member of a frame that no other thread has taken.
 template <class Law, class Frame> void step_rows(Law& law, Frame& f, Room& room) {
   Switching<Law> s(law, int(f.method), room);
   constexpr int L = Switching<Law>::L;
