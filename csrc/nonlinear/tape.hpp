@@ -14,10 +14,11 @@
 // Operations on vectors a, b, c.
 #define TAPE_VECTOR_OPERATIONS(with)                                                                   \
   with(add, a + b) with(sub, a - b) with(mul, a * b) with(div, a / b) with(multiply_add, a * b + c)    \
-  with(maximum, a > b ? a : b) with(minimum, a < b ? a : b) with(where, a != none ? b : c)             \
+  with(maximum, ((a > b) | (a != a)) ? a : b) with(minimum, ((a < b) | (a != a)) ? a : b)              \
+  with(where, a != none ? b : c)                                                                       \
   with(gt, a > b ? one : none) with(ge, a >= b ? one : none) with(lt, a < b ? one : none)              \
   with(le, a <= b ? one : none) with(eq, a == b ? one : none) with(ne, a != b ? one : none)            \
-  with(abs, a > none ? a : none - a) with(sign, a > none ? one : a < none ? -one : none)
+  with(abs, a > none ? a : none - a) with(sign, a > none ? one : a < none ? -one : a)
 // Operations on a and b of one point, by functions of the C library.
 #define TAPE_POINT_OPERATIONS(with)                                                                    \
   with(sin, std::sin(a)) with(cos, std::cos(a)) with(tan, std::tan(a)) with(asin, std::asin(a))        \

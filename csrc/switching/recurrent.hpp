@@ -105,7 +105,7 @@ class Tilting {
     double all = 1.0;
     for (int d = 0; d < directions; ++d) {
       const auto [low, high] = std::minmax_element(slope + d * M, slope + (d + 1) * M);
-      const double h = larger(REACH / (LONGEST / 2), std::min(0.65, 0.48 / (*high - *low)));
+      const double h = larger(REACH / STEPS, std::min(0.65, 0.48 / (*high - *low)));
       count[d] = 2 * int64_t(std::ceil(REACH / h)) + 1;
       all *= double(count[d]);
     }
@@ -183,7 +183,8 @@ class Tilting {
 
   static constexpr double REACH = 8.0;     // beyond it a Gaussian has 1e-15 of its weight
   static constexpr double MOST = 8000.0;   // points of the grid
-  static constexpr int LONGEST = 1024;     // room for the points of a direction
+  static constexpr int STEPS = 512;        // points on each side of the middle, at most
+  static constexpr int LONGEST = 2 * STEPS + 4;  // room for the points of a direction, and for whole lanes
   const Series& f;
   const int M, n, k, law;
   double *A, *AP, *G, *size, *B;                    // matrices of `split`

@@ -105,7 +105,7 @@ def self_only(net):
 
 def two_temperatures(check):
     """The Boltzmann machine at one temperature, the network at another."""
-    return lambda x, s, beta: replace(check(x, s, beta=beta), right=check(x, s, beta=2 * beta).right)
+    return lambda x, s, beta: check(x, s, beta=beta)._replace(right=check(x, s, beta=2 * beta).right)
 
 
 def doubled(smc):
@@ -181,8 +181,8 @@ MUTATIONS = {
     "A10": (duality, "kl", swapped),
     "A11": (duality, "maximum_entropy", negated(1)),
     "A12": (duality, "Empirical", method("log_normalizer", negated(1))),
-    "A13": (duality, "unnormalized_kl", swapped),
-    "A14": (duality, "measure_of_members", negated(1)),
+    "A13": (duality, "Empirical", method("log_normalizer", negated(1))),
+    "A14": (duality, "Empirical", method("mean", negated(1))),
     "A15": (subjects, "_load", exchanged),
     "B1": (flow, "slope", downhill),
     "B2": (flow, "slope", downhill),

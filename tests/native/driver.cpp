@@ -214,43 +214,25 @@ template <class T> struct Case : Given<T> {
     compare("tangent's sums", expected, {sums.begin() + 2 * p.rows(), sums.end()}, 10);
   }
 
-  // order 1: gradient, 2: second, 3: second that finds the tangents by itself.
+  // order 1: gradient, 2: second.
   void backward(const Cut& cut, int order) {
     const int64_t rows = p.rows(), block_rows = p.group * p.Q, tiles = row_tiles(cut);
     const int64_t width = 2 * PICK(lanes)(), wide = (p.D + width - 1) / width * width;
     const int64_t wide_v = (p.Dv + width - 1) / width * width;
     Attention f = frame(cut);
     if (order > 1) push(f);
-    f.cotangent = out_bar, f.attended = output, f.whole_output = 1, f.second = order > 1;
+    f.cotangent = out_bar, f.attended = output, f.second = order > 1;
     f.need_query = f.need_key = f.need_value = 1;
-    f.key_parts = order < 3 ? cut.key_parts : 1, f.row_parts = cut.row_parts;
-    f.keys_outside = order < 3 && cut.keys_outside;
+    f.key_parts = cut.key_parts, f.row_parts = cut.row_parts;
+    f.keys_outside = cut.keys_outside;
     if (f.keys_outside) f.shelf_slots = 1;
-    std::vector<T> found_dot(rows * p.Dv), found_lines(3 * rows);
     std::vector<T> given = lines;
     const auto line = [&](int i, int64_t row) -> T& { return given[i * rows + row]; };
-    Vectors3<T> attended_dot = output_dot;
-    if (order == 3) {
-      f.joint = key_tiles(cut);
-      f.output = bytes(found_dot), f.statistics = bytes(found_lines);
-      attended_dot.bytes.clear();
-      f.attended_dot = attended_dot;
-      f.attended_dot.at = f.output ? f.output : "";
-    } else {
-      f.attended_dot = attended_dot;
-    }
+    f.attended_dot = output_dot;
     std::vector<double> e0(rows), e1(rows);
     for (int64_t row = 0; row < rows; ++row) {
       e0[row] = line(7, row), e1[row] = line(8, row);
-      const Truth& t = truth[row];
-      if (order == 2) line(6, row) = T(t.pushed);
-      if (order < 3) continue;
-      double x1 = 0, x2 = 0;
-      each_key(row, [&](int64_t j, double w) {
-        x1 += w * t.c[j] * (t.moved[j] - t.pushed), x2 += w * t.c[j] * t.c[j] * (t.moved[j] - t.pushed);
-      });
-      line(6, row) = T(t.variance);
-      e0[row] = -line(4, row) * x1 - line(5, row) * (x2 + 2 * x1), e1[row] = -2 * line(5, row) * x1;
+      if (order == 2) line(6, row) = T(truth[row].pushed);
     }
     f.rows = bytes(given);
     std::vector<double> q_bar(rows * p.D), k_bar(p.blocks() * p.K * p.D), v_bar(p.blocks() * p.K * p.Dv);
@@ -303,7 +285,7 @@ template <class T> struct Case : Given<T> {
         for (int64_t x = 0; x < swept * p.D; ++x)
           q_grad[(b * block_rows + start) * p.D + x] = T(whole[b * swept * p.D + x]);
     }
-    const std::string kind = order == 1 ? "gradient" : order == 2 ? "second" : "joint";
+    const std::string kind = order == 1 ? "gradient" : "second";
     using Numbers = std::vector<double>;
     const auto held = [&](const char* by, const Numbers& expected, const Numbers& found) {
       compare((kind + " by " + by).c_str(), expected, found, order == 1 ? 4 : 20);
@@ -314,10 +296,6 @@ template <class T> struct Case : Given<T> {
     held("log-weight", columns, summed(column_sum, f.row_parts));
     held("bias's rows", sums, summed(row_sum, f.key_parts));
     held("bias", pairs, summed(bias_grad, 1));
-    if (order < 3) return;
-    held("itself: output's tangent", output_dot.exact, summed(found_dot, 1));
-    held("itself: tangent of G", of_rows([](const Truth& t) { return t.pushed; }),
-         {found_lines.begin(), found_lines.begin() + rows});
   }
 };
 
@@ -336,7 +314,6 @@ template <class T> bool check(const Problem& p) {
   for (const Cut& cut : cuts) {
     made.forward(cut), made.mass(cut), made.worth(cut, true), made.worth(cut, false), made.heaviest(cut);
     made.tangent(cut), made.backward(cut, 1), made.backward(cut, 2);
-    if (!cut.thin && p.cap == 0 && made.key_tiles(cut) <= FLUSH) made.backward(cut, 3);
   }
   return made.right;
 }

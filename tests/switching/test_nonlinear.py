@@ -428,6 +428,10 @@ def _looks_up(x):
             {"h": lambda x: torch.sqrt(x[..., :1] - 5)},
             r"observation of mode 1 gives \[nan\] for the state \[0.9",
         ),
+        (
+            {"h": lambda x: torch.maximum(torch.sqrt(x[..., :1] - 5), x[..., :1])},
+            r"observation of mode 1 gives \[nan\]",
+        ),
         ({"f": lambda x: np.log(x)}, r"at step 0 of series 0 dynamics of mode 1 gives \[0.0, -inf\]"),
         ({"alpha": 0.001, "beta": 2.0}, "weight -666663 in covariances"),
         ({"alpha": 0.0}, "alpha above 0"),

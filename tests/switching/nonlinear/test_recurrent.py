@@ -240,3 +240,24 @@ def test_recurrence_is_learned():
 def test_bad_input(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize("sharpness", [30.0, 31.0, 200.0])
+def test_scores_as_sharp_as_the_grid_is_long(sharpness):
+    """Two modes alike, told apart by the sign of a symmetric state: each has a half, and the variance stays."""
+    model = SwitchingLinearGaussian(
+        transition=np.full((2, 2), 0.5),
+        dynamics=np.ones((2, 1, 1)),
+        process_noise=np.ones((2, 1, 1)),
+        observation=np.ones((2, 1, 1)),
+        observation_noise=np.array([[1.0]]),
+        initial_mean=np.zeros((2, 1)),
+        initial_covariance=np.eye(1),
+        initial_probability=[0.5, 0.5],
+        start="before",
+    )
+    recurrent = RecurrentSwitching(model=model, recurrence=np.array([[0.0], [sharpness]]))
+    got = recurrent.filter(np.array([[np.nan]]))
+    np.testing.assert_allclose(got.mode_probability, [[0.5, 0.5]], atol=1e-9)
+    np.testing.assert_allclose(got.mean, [[0.0]], atol=1e-9)
+    np.testing.assert_allclose(got.covariance, [[[2.0]]], atol=1e-6)
