@@ -7,7 +7,7 @@ r"""Structural time series whose parameters switch: trends, cycles and a common 
     time_varying_regression   y_t = x_t'b_t + ε_t,  b_t = b_{t−1} + η_t
 
 Levels and slopes start diffuse, cycles and factors from their stationary law, which moves with the parameters
-while they are learned. Parts that are named in `switching` have a value for each regime.
+as they are learned. Parts named in `switching` have a value for each regime.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -163,7 +163,7 @@ def dynamic_factor(
     n = own + m * q
     spread = np.nanvar(values, 0)
     size = np.sqrt(np.where(spread > 0, spread, 1.0))
-    seen = np.nan_to_num((values - np.nanmean(values, 0)) / size)  # the units of a column do not matter
+    seen = np.nan_to_num((values - np.nanmean(values, 0)) / size)  # in units of each column
     weight = np.linalg.eigh(seen.T @ seen)[1][:, -1]
     weight = weight * np.where(weight[0] < 0, -1, 1)
     common = seen @ weight
@@ -284,7 +284,7 @@ def _names(what: str, switching: str | Sequence[str], regimes: int) -> list[str]
 
 
 def _alike(regimes: int, value: ArrayLike) -> np.ndarray:
-    """The value for every regime."""
+    """`value` repeated for every regime."""
     array = np.asarray(value, dtype=np.float64)
     return np.repeat(array[None], regimes, 0)
 
