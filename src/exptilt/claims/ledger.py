@@ -53,7 +53,7 @@ class Claim:
         title: a few words.
         formula: what is claimed, in LaTeX, corrected where the drafts are wrong.
         source: which draft, which equation.
-        printed: the formula as a draft prints it, in LaTeX, if it differs from `formula`.
+        printed: the formula as a draft prints it, in LaTeX, if it differs from `formula` or says more.
         experiment: the function; it takes a seed and the settings.
         question: True if the drafts ask it or only data can decide; any other claim should hold.
         seeds: over how many seeds it is run.

@@ -173,7 +173,7 @@ def fit_named_model(
     if kind == "autoregression":
         if values.shape[1] != 1:
             raise ArgumentError(
-                f"fit_named_model: an autoregression is of one column, the series has {values.shape[1]}."
+                f"fit_named_model: an autoregression needs one column, the series has {values.shape[1]}."
             )
         parts, what = ("intercept", "deviation"), "fit_named_model"
         options = values, None, modes, order, parts, starts, seed

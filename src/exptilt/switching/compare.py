@@ -118,7 +118,7 @@ def compare(
     if values.ndim != 2 or not counts or min(counts) < 1 or folds < 0 or not 1 < first < T:
         raise ArgumentError(
             f"compare: y has shape {values.shape}, modes={counts}, folds={folds}, first={first}. Pass "
-            "(T, m), numbers from 1, folds from 0, and a step inside the series."
+            "(T, m), modes of at least 1, folds of at least 0, and 1 < first < T."
         )
 
     def fit(part: np.ndarray, count: int, start: Any) -> Any:

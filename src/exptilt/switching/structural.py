@@ -114,7 +114,7 @@ def unobserved_cycle(
     if order is not None and order < 1:
         raise ArgumentError(f"unobserved_cycle: order is {order}. Pass at least 1, or None for a wave.")
     if not 2 <= periods[0] < periods[1]:
-        raise ArgumentError(f"unobserved_cycle: periods is {periods}. Pass two numbers from 2, rising.")
+        raise ArgumentError(f"unobserved_cycle: periods is {periods}. Pass 2 <= low < high.")
     options = starts, seed, fixed, constraints
     return _trend("unobserved_cycle", y, regimes, switching, options, order, periods)
 
@@ -157,7 +157,7 @@ def dynamic_factor(
     if values.ndim != 2 or values.shape[1] < 2:
         raise ArgumentError(f"{what}: y has shape {values.shape}. Pass one series (T, m) of 2 components up.")
     if order < 1 or error_order < 0:
-        raise ArgumentError(f"{what}: order={order}, error_order={error_order}. Pass from 1 and from 0.")
+        raise ArgumentError(f"{what}: order={order}, error_order={error_order}. Pass at least 1 and 0.")
     whole(what, "loading_lags", loading_lags, least=0)
     m, q, own = values.shape[1], error_order, max(order, loading_lags + 1)
     n = own + m * q

@@ -348,7 +348,7 @@ class SwitchingFamily:
         if len(moves) < len(self.dynamics):
             raise ArgumentError(
                 "SwitchingFamily.smooth: the dynamics are neither all discounted, nor all pushed Gaussians, "
-                "so how their states go together is not known. Use filter."
+                "so there is no joint law of successive states. Use filter."
             )
         belief, centre = passed.belief, centre_of(self.prior, rows, there)
         evidence = self._evidence(rows if centre is None else rows - centre) * there.unsqueeze(-1)

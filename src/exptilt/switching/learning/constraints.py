@@ -60,10 +60,10 @@ def read_constraints(
                 text, f"the left side has shape {values[name][where].shape}, the right {tuple(result.shape)}"
             )
         if (masks.get(name, np.zeros_like(target)) & target).any():
-            raise _refuse(text, "its left side is already that of another constraint")
+            raise _refuse(text, "another constraint has the same left side")
         for other, place in _places(text, sides[1], values):
             if other == name and target[place].any():
-                raise _refuse(text, "its left side stands on the right too")
+                raise _refuse(text, "its left side also appears on the right")
         masks[name] = masks.get(name, np.zeros_like(target)) | target
         found.append(Constraint(text, name, where, sides[1]))
     return _in_order(found, values), masks

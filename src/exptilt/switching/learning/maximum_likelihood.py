@@ -76,7 +76,7 @@ def check_columns(
             used = [names[j] for j in np.flatnonzero(np.abs(weight) > 10 * least * size[k]).tolist()]
             raise ArgumentError(
                 f"{what}: column {names[k]!r} is a combination of {used}{' and a constant' * constant}: its "
-                "coefficient cannot be told. Leave it out."
+                "coefficient is not determined. Leave it out."
             )
 
 

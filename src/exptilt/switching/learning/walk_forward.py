@@ -71,7 +71,7 @@ def walk_forward(
     if data.series != 1 or not 1 < first < T or every < 1 or not 0 < level < 1:
         raise ArgumentError(
             f"walk_forward: {data.series} series of {T} steps, first={first}, every={every}, level={level}. "
-            "Pass one series, first from 2 and below its length, every from 1, and a level below 1."
+            "Pass one series, 2 <= first < its length, every of at least 1, and 0 < level < 1."
         )
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise ArgumentError(f"walk_forward: options {unknown} are not known. Pass some of {list(OPTIONS)}.")

@@ -231,7 +231,7 @@ class Plan:
             raise ArgumentError(
                 "OnlineState.load: the file already contains its models. Leave model out."
                 if model is not None
-                else "OnlineState.load: the state has a clock, a function in no file. Pass it as model=."
+                else "OnlineState.load: the state has a clock, which is not in the file. Pass it as model=."
             )
         models = []
         for k in range(about["models"]):

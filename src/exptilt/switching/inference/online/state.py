@@ -406,7 +406,7 @@ class OnlineState:
             plan = model._restored(kept, about)
         else:
             raise ArgumentError(
-                "OnlineState.load: the modes of this state are functions, which are in no file. Pass "
+                "OnlineState.load: the modes of this state are functions, which are not in the file. Pass "
                 "model=, the SwitchingNonlinear it was saved from."
             )
         rows = range(about["history"] or 0)
