@@ -362,8 +362,8 @@ def members(
     seed: int, *, states: Annotated[int, Between(2, 200)] = 20, dimensions: Dimensions = 4
 ) -> Findings:
     """Hidden states are members of a family, known by natural parameter or by expected statistic. Attention
-    whose keys are expected statistics weighs the states by how near each is, in KL, to the member that the
-    query names; over natural parameters likewise, with KL the other way round.
+    whose keys are expected statistics weighs each state by its KL divergence from the member whose natural
+    parameter is the query. With natural parameters as keys, the arguments of KL are swapped.
 
     Experiment:
         States as tilts of a measure of random points. Scores against G + G* − KL, KL written out, for keys

@@ -54,7 +54,7 @@ class Verdict(Enum):
 
     @property
     def holds(self) -> bool:
-        """Whether the claim stands, if need be corrected or limited."""
+        """Whether the claim holds, possibly corrected or limited."""
         return self in (Verdict.EXACT, Verdict.CORRECTED, Verdict.SCOPED, Verdict.MEASURED)
 
 

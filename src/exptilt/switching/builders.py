@@ -144,7 +144,7 @@ def fit_named_model(
         seed: of the starts after the first.
         start: a fit of the same kind that is the only start, for example of a longer series. For one column
             it may have one regime less: its regimes are then split.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     if kind not in KINDS:
         raise ArgumentError(f"fit_named_model: kind is {kind!r}. Pass one of {list(KINDS)}.")

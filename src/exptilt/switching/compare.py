@@ -108,7 +108,7 @@ def compare(
             one column, a fit starts from the one with a regime less, whose regimes are split.
         seed: of the starts.
         known: earlier fits of the whole series, by number of regimes.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     values = plain(y)
     values = values[:, None] if values.ndim == 1 else values

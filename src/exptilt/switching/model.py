@@ -167,7 +167,7 @@ class SwitchingLinearGaussian(ModelParameters):
             tolerance: stop when the log-likelihood rises by less than this, in nats.
             skip: leave the first terms of each series out of the likelihood ("mle" only), as some papers do.
             generator: randomness of the restarts.
-            progress: show a bar always, never, or (None) where somebody looks.
+            progress: show a bar: True, False, or None for only on a terminal.
             constraints: texts such as "observation_noise[1] = 4 * observation_noise[0]"; the left side is
                 computed from the right, not learned ("mle" only).
             initial: "given", or "stationary": the initial law is the stationary one of the chain and, for

@@ -47,7 +47,7 @@ class Data:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a derivative in the data may be asked for."""
+        """Whether the data require a derivative."""
         return isinstance(self.given, torch.Tensor) and self.given.requires_grad
 
     @property

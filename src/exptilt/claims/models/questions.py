@@ -93,7 +93,7 @@ def asked(
 
 
 def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
-    """Numbers of a trained model against the bounds, and those of the control as notes."""
+    """Checks of a trained model's numbers against the bounds; the control's numbers are notes."""
     answer = _ANSWERS[id]
     found, control = answer(trained, random), answer(random, random)
     bounds = predictions()["bounds"][id]

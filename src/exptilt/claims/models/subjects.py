@@ -48,7 +48,7 @@ HEADS = (
     "ascent_gain",
 )
 LAYERS = ("kurtosis", "gaussian_p", "hidden_norm", "attention_expansion", "mlp_expansion")
-WINDOWS = (2, 3, 4, 6)  # tokens of the heads that are asked for a forward transition
+WINDOWS = (2, 3, 4, 6)  # numbers of tokens for which forward transitions are tested
 
 
 @dataclass(frozen=True)

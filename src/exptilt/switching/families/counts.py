@@ -28,7 +28,7 @@ def fit_counts(
         modes: how many regimes.
         starts: how many starts of the fit.
         seed: of the starts after the first.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
 
     Example:
         >>> fit = fit_counts([2, 3, 1, 2, 4, 2, 30, 28, 35, 31, 29, 33, 2, 1, 3, 2, 2, 3], starts=1)

@@ -412,7 +412,7 @@ class SwitchingFamily:
             max_steps: of each start.
             tolerance: stop when the log-likelihood rises by less than this.
             generator: randomness of the restarts.
-            progress: show a bar always, never, or (None) where somebody looks.
+            progress: show a bar: True, False, or None for only on a terminal.
         """
         choice("SwitchingFamily.fit", "method", method, METHODS)
         data, rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")

@@ -1,4 +1,4 @@
-"""Forecasts: the filtered law carried on with nothing observed.
+"""Forecasts: the filtered law predicted over steps without observations.
 
 The mode probabilities move by ``mu @ transition`` and the moments of each mode by collapse and prediction,
 which commute, so means and covariances are exact given the filtered ones. Intervals are quantiles of the
@@ -103,7 +103,7 @@ def forecast(
     inputs: SeriesLike | None,
     level: float,
 ) -> Forecast:
-    """Carry the filtered law of each series on: log P(mode) ``(B, M)``, mode means and mode covariances."""
+    """Forecast from the filtered law of each series: log P(mode) ``(B, M)``, mode means and covariances."""
     check_forecast(steps, level)
     problem, M = steps_ahead(models, data, steps, inputs), models[0].modes
     p = problem.parameters

@@ -109,7 +109,7 @@ class GaussianLaws(Laws):
             )
 
     def forecast(self, post: Any, steps: int, inputs: SeriesLike | None, level: float) -> Forecast:
-        """Carry the law after the last step on."""
+        """Forecast from the law after the last step."""
         return forecast(self.models, self.data, post._end, steps, inputs, level)
 
     def known(self, name: str) -> Any:

@@ -60,7 +60,7 @@ class Problem:
 
     @property
     def wants_grad(self) -> bool:
-        """Whether a derivative is asked for."""
+        """Whether data or parameters require a derivative."""
         asked = self.data.requires_grad
         if not isinstance(self.given, Parameters):
             asked = asked or any(value.requires_grad for value in self.given)

@@ -146,7 +146,7 @@ class Chain:
         return out | ({AGE: never.all(1)} if self.durations > 1 else {})
 
     def assemble(self, base: ModelParameters, named: Named, strict: bool) -> Named:
-        """The parameters of the model that `named` stands for; `strict` as for `stationary_states`."""
+        """The parameters of the model, from named ones; `strict` as for `stationary_states`."""
         if self.plain:
             return named
         every = {name: as_double(value) for name in RANKS if (value := getattr(base, name)) is not None}

@@ -56,7 +56,7 @@ class FitStatus(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """Where a climb ended.
+    """The end of a climb.
 
     Attributes:
         value: the log-likelihood.
@@ -143,7 +143,7 @@ def climb(
         start: ``(k,)`` numbers.
         max_steps: how many at most.
         tolerance: in nats.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
         low: ``(k,)``, the least value of each number, −inf where there is none.
         bounded: ``(k,)``, True for logits and logarithms, which may run to a bound.
         firm: True if a maximum may lie at `low`; False if a climb that reaches `low` shows that the
@@ -389,8 +389,8 @@ def highest(
 ) -> tuple[list[End], End, int]:
     """All ends, the best of them, and how many starts reached it.
 
-    Where a climb reaches `low` and still rises, the likelihood has no bound. The best proper maximum of the
-    other climbs takes its place, or one of new climbs that stay above `floor`; it keeps the status.
+    If a climb reaches `low` and still rises, the likelihood has no bound. The best proper maximum of the
+    other climbs, or of new climbs that stay above `floor`, is then returned with the status DEGENERATE.
     """
     ends = climb_all(evaluate, starts, limits, low, bounded, False, traces)
     for k, end in enumerate(ends):

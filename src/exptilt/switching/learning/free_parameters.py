@@ -96,11 +96,11 @@ class Free:
         }
 
     def any_of(self, names: Sequence[str]) -> bool:
-        """Whether one of the parameters has something free."""
+        """Whether one of the parameters has free entries."""
         return any(name in self.masks for name in names)
 
     def count(self, name: str) -> int:
-        """How many numbers stand for a parameter."""
+        """Number of entries of the vector that belong to a parameter."""
         return len(set(self._index[name].reshape(-1).tolist()) - {-1}) if name in self._index else 0
 
     def vector(self, values: Arrays) -> np.ndarray:

@@ -140,7 +140,7 @@ def fit_parameters(
         max_steps: how many at most.
         tolerance: stop when the log-likelihood rises by less than this.
         skip: leave the first terms of each series out of the likelihood.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     check_method(filter, "fit_parameters", "exact", argument="filter")
     if not callable(build):
@@ -208,7 +208,7 @@ def fit_nonlinear(
         inputs: as for the model's `filter`.
         max_steps: how many at most.
         tolerance: stop when the log-likelihood rises by less than this.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     origin = np.array(plain(start)).reshape(-1)
     first: Any = build(torch.from_numpy(origin))

@@ -149,7 +149,7 @@ def climb_named(
         draws: how many points are drawn for each start, and steps made from each; the best are climbed from.
         noises: for each noise the deviation of its data, and 1 if the noise is a deviation, 2 if a variance.
         search: the objective by which drawn points are chosen; `evaluate` if None.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
         profile: whether intervals are taken by profile likelihood.
         others: further candidates beside the drawn points; two starts more are then climbed from.
         fields: of the fit, `observations` among them.
@@ -230,7 +230,7 @@ def split_regimes(values: Arrays, level: str, deviation: str) -> list[Arrays]:
 
 
 def some_rows(T: int) -> np.ndarray | None:
-    """The rows in which starts are looked for; None for all."""
+    """The rows on which starts are chosen; None for all."""
     if T <= 2 * PART:
         return None
     first = np.linspace(0, T - BLOCK, PART // BLOCK).astype(int)

@@ -22,7 +22,7 @@ from .free_parameters import PROBABILITIES, to_line
 if TYPE_CHECKING:
     from .named import Arrays, Named
 
-LEVEL, NORMAL = 0.95, 1.959964  # the level at which ends are looked for, and its normal quantile
+LEVEL, NORMAL = 0.95, 1.959964  # the level of the intervals, and its normal quantile
 Number = Callable[[np.ndarray], tuple[float, np.ndarray]]  # a value and its gradient
 
 

@@ -46,7 +46,7 @@ class FunctionLaws(Laws):
         return FactorRows(*(value[data.starts[1:] - 1] for value in self.rows))
 
     def forecast(self, post: Any, steps: int, inputs: SeriesLike | None, level: float) -> Forecast:
-        """Carry the law after the last step on."""
+        """Forecast from the law after the last step."""
         return self.model._forecast(post.data, self._end(post.data), steps, inputs, level, self.linearize)
 
     def online(self, post: Any) -> OnlineState:

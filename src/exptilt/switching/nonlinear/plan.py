@@ -97,6 +97,6 @@ class NonlinearPlan(Plan):
         return collapse(weight, mean, cov, self.model.angles)
 
     def stored(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What `save` writes of the model: its numbers, which `load` compares."""
+        """The model as `save` writes it: its numbers, which `load` compares."""
         names = ("transition", "process_noise", "observation_noise")
         return {name: plain(getattr(self.model, name)) for name in names}, {"linearize": self.linearize}

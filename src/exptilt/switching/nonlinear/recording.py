@@ -1,7 +1,7 @@
 """Records the operations of a user's function, written in torch or in numpy, as terms.
 
-In torch the function is called with numbers, and each operation that torch is asked for is repeated on terms.
-In numpy it is called with an array of terms. Numbers that do not depend on the state stay numbers.
+A torch function is called with numbers, and each of its torch operations is repeated on terms. A numpy
+function is called with an array of terms. Numbers that do not depend on the state stay numbers.
 """
 
 import warnings
@@ -139,7 +139,7 @@ def _tape(arrays: Sequence[Any]) -> Tape:
 
 
 def _symbols(found: Any) -> Any:
-    """Terms as `Symbols`; anything else as it is."""
+    """Terms as `Symbols`; anything else unchanged."""
     if isinstance(found, Term) or (isinstance(found, np.ndarray) and found.dtype == object):
         return np.asarray(found, dtype=object).view(Symbols)
     return found
@@ -157,8 +157,8 @@ PICKS = ("index", "index_select", "gather")  # their further arguments are indic
 class _InTorch:
     """A function's operations in torch, repeated on symbols.
 
-    Each tensor has a twin of whole numbers that say which of `values` its entries are: an operation that only
-    moves entries is done to the twins as it is to the tensors, views and all.
+    Each tensor has a twin that holds the index in `values` of each entry. An operation that only moves
+    entries is done on twins as on tensors, so views work too.
     """
 
     def __init__(self, function: Function, terms: Sequence[list[Term]]) -> None:
@@ -238,7 +238,7 @@ def _in_numpy(function: Function, terms: Sequence[list[Term]]) -> list[Any]:
 
 
 class Style(NamedTuple):
-    """How a function may be written."""
+    """A library in which functions may be written: torch or numpy."""
 
     make: Callable[[np.ndarray], Any]  # makes an argument from an array
     kind: Any  # the type of what it returns

@@ -164,7 +164,7 @@ def _fit_level(
     start: Mapping[str, np.ndarray] | None,
     progress: bool | None,
 ) -> Fit[SwitchingLinearGaussian]:
-    """`fit_levels` of one column: a Markov regression, whose likelihood is compiled, under other names."""
+    """`fit_levels` of one column by `fit_regression`, whose likelihood is compiled."""
     (level, noise), parts = LEVELS, ("intercept", "deviation")
     if start is not None:
         values = start[level][:, 0], np.sqrt(start[noise][:, 0, 0])

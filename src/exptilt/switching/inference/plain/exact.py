@@ -2,7 +2,7 @@
 
 Given its modes s_0 … s_t a path is a plain linear-Gaussian model with log weight log P(s_0 … s_t) + log p(y_1
 … y_t | s_0 … s_t); the posterior is the mixture of all of them. There are M^T (M^{T+1} if the initial law
-lies one step before the data), so this is for small T: it is what the other filters are held against. Written
+lies one step before the data), so this is for small T: the other filters are compared with it. Written
 in torch, all paths at once, and differentiable by autograd.
 """
 
