@@ -1,4 +1,4 @@
-"""Every claim of the papers as a thing to run: what was claimed, what was run, the numbers, the verdict.
+"""Every claim of the papers as an experiment: the statement, the procedure, the numbers and the verdict.
 
 `run` runs claims of the ledger, and `find` returns one of them. The experiments behind some of the claims are
 functions in `exptilt.claims.experiments`, which take other sizes and seeds.

@@ -1,4 +1,4 @@
-"""B1 to B3 and B7: attention with a skip connection climbs G and spreads points; norms hold them."""
+"""B1 to B3 and B7: attention with a skip connection climbs G and spreads points; norms contract again."""
 
 from typing import Annotated, Any
 
@@ -114,11 +114,12 @@ def contraction(
     seed: int, *, points: Points = 200, dimensions: Annotated[int, Between(2, 32)] = 4
 ) -> Findings:
     """Layer norm (each point), batch norm (each coordinate), whitening (mean and covariance) and projection
-    to the sphere each keep their constraint exactly, and contract at every step what the ascent expanded.
+    to the sphere each keep their constraint exactly, and at every step contract the cloud that the ascent
+    has expanded.
 
     Experiment:
-        From Gaussian points, 20 steps under each: the constraint, the factor by which the ascent multiplies
-        the size of the cloud, and that of the renormaliser after it.
+        From Gaussian points, 20 steps under each: the constraint, and the factors by which the ascent and the
+        renormaliser after it multiply the size of the cloud.
 
     Example:
         >>> path = xt.dynamics.Flow("layer").run(torch.randn(200, 4), 5, progress=False)
@@ -162,7 +163,7 @@ def spreads(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Fi
 
     Experiment:
         Least eigenvalue of the Jacobian by automatic differentiation; all pairs of 60 points before and after
-        a step; beside it, the same with a projection to the sphere after the step.
+        a step; the same with a projection to the sphere after the step.
 
     Example:
         >>> x, eta = torch.randn(40, 4), torch.randn(30, 4)

@@ -60,7 +60,7 @@ def likelihood(
     sphere = Sphere()
     words = torch.arange(batch) % 40
     outcomes = torch.arange(40).repeat(batch, 1)
-    # All words as targets, weighed by their law, and each once as noise: NCE's expectations are exact.
+    # Every word is a target with its probability as weight, and once noise: NCE's expectations are exact.
     hidden, every = q[:1].repeat(40, 1).requires_grad_(), torch.arange(40)
     law, log_Z = torch.softmax(q[0] @ W.mT, -1), torch.logsumexp(q[0] @ W.mT, 0)
     even = torch.full((40,), -math.log(40), dtype=q.dtype)

@@ -275,8 +275,8 @@ def gibbs(seed: int, *, points: Points = 40, dimensions: Dimensions = 4) -> Find
 def unnormalised(seed: int, *, points: Points = 30, dimensions: Dimensions = 3) -> Findings:
     """The sum of exponentials, which is AdaBoost's loss, is to the KL divergence of unnormalised measures
     what the log-sum-exp is to that of laws: its conjugate, and the source of its Bregman divergence. A round
-    of AdaBoost tilts the masses of the examples, and is the projection, in D, onto the masses under which its
-    rule of thumb knows nothing.
+    of AdaBoost tilts the masses of the examples: it projects them, in D, onto the masses under which the rule
+    of the round is no better than chance.
 
     Experiment:
         The maximum over masses m at m = h e^s and around it; the Bregman divergence of M = e^G against D of
@@ -338,7 +338,7 @@ def _boosting(seed: int, rounds: int = 20) -> Findings:
             rules[:, best] > 0,
             1 / (other @ (rules[:, best] > 0).double()),
             1 / (other @ (rules[:, best] < 0).double()),
-        )  # knows nothing of the rule either
+        )  # masses under which the rule has no edge either
         before, after = _unnormalized_kl(other, mass), _unnormalized_kl(other, new)
         gaps.append(abs(float(before - after - _unnormalized_kl(new, mass))))
         left = max(left, abs(float(new @ rules[:, best])))
@@ -362,12 +362,12 @@ def members(
     seed: int, *, states: Annotated[int, Between(2, 200)] = 20, dimensions: Dimensions = 4
 ) -> Findings:
     """Hidden states are members of a family, known by natural parameter or by expected statistic. Attention
-    whose keys are expected statistics weighs the states by how near each is, in KL, to the member that the
-    query names; over natural parameters likewise, with KL the other way round.
+    whose keys are expected statistics weighs each state by its KL divergence from the member whose natural
+    parameter is the query. With natural parameters as keys, the arguments of KL are swapped.
 
     Experiment:
         States as tilts of a measure of random points. Scores against G + G* − KL, KL written out, for keys
-        of both kinds; and weights with the −G* taken off against e^−KL alone.
+        of both kinds; and, with G* subtracted from the scores, weights against those of e^−KL alone.
 
     Example:
         >>> points, eta, q = (torch.randn(n, 4, dtype=torch.float64) for n in (50, 20, 1))

@@ -1,4 +1,4 @@
-"""B4 to B6: the Gaussian equilibrium, what becomes of it when the patterns move, and fixed points."""
+"""B4 to B6: the Gaussian equilibrium, with patterns held still or moving, and fixed points."""
 
 import math
 from collections.abc import Callable
@@ -36,9 +36,9 @@ def theorem(
     steps: Annotated[int, Between(1, 100)] = 6,
 ) -> Findings:
     """With h = N(μ,Σ) held still, N(Σ⁻¹μ, Σ⁻¹) is a fixed point of the ascent followed by a renormaliser that
-    sets mean and full covariance; every Gaussian start is there after one step, because the update is
-    affine. Batch and layer norm, which the poster names as examples, do not lead there. The theorem says
-    nothing about other starts; for the same reason none of them ever becomes Gaussian.
+    sets mean and full covariance; every Gaussian start reaches it in one step, because the update is
+    affine. For the same reason no other start ever becomes Gaussian; the theorem says nothing about these.
+    Batch and layer norm, which the poster names as examples, do not lead to the fixed point.
 
     Experiment:
         Samples under three renormalisers from four starts: distance of mean and covariance from those of
@@ -85,15 +85,15 @@ def moving(
     beta: Annotated[float, Between(0.01, 20)] = 1.0,
     steps: Annotated[int, Between(20, 5000)] = 300,
 ) -> Findings:
-    """Self-attention and a norm, without weights, over the points that move: does any cloud become Gaussian?
-    It does not. At β = 1 points collapse into a few clusters, one on the sphere, two under batch norm, D + 1
+    """Self-attention and a norm, without weights, over the moving points: does any cloud become Gaussian?
+    None does. At β = 1 points collapse into a few clusters, one on the sphere, two under batch norm, D + 1
     at the corners of a simplex under whitening; at a small β they stay apart, and stay as far from a
     Gaussian as they were.
 
     Experiment:
         Heavy-tailed and light-tailed starts under four renormalisers. An end is called Gaussian if at least
-        half of the effective clusters are left and the excess kurtosis has at least halved. Counts of
-        clusters beside it.
+        half of the effective clusters are left and the excess kurtosis has at least halved. Clusters are
+        counted.
 
     Example:
         >>> from exptilt.claims.experiments.sweep import equilibrium_sweep
@@ -195,15 +195,15 @@ def repelling(
     f"{TEMPLATE}, section 2.2; {FAMILY}, on the DEQ interpretation",
 )
 def equilibrium(seed: int, *, patterns: Annotated[int, Between(3, 100)] = 6) -> Findings:
-    """The layer iterated to a fixed point can be differentiated there, and not through its steps; as the
-    step goes to 0 the flow becomes an ordinary differential equation on the constraint of the norm; and
-    where (J + J')/2 < 1 everywhere there is one fixed point only.
+    """A fixed point of the layer has an implicit derivative, which needs none of the steps that led to it; as
+    the step goes to 0 the flow becomes an ordinary differential equation on the constraint of the norm; and
+    if (J + J')/2 < 1 everywhere, the fixed point is unique.
 
     Experiment:
         Fixed points of attention over patterns: implicit derivatives against differences. Points with equal
         cosines on the sphere, whose equation is known: the continuous flow, and that its error in steps
-        falls with their size. At a small β the condition holds and all starts end in one place; at a large
-        one it fails, and they do not.
+        falls with their size. At a small β the condition holds and all starts end in one place; at a large β
+        the condition fails, and starts end in several places.
 
     Example:
         >>> x = torch.randn(6, 3, dtype=torch.float64)

@@ -1,15 +1,15 @@
-r"""What a claim found, and the verdict that follows from its numbers.
+r"""The numbers of a claim, and the verdict that follows from them.
 
 A claim returns checks: numbers, each with the bound it must keep and the part it plays.
 
-    claim       what must be true for the statement to hold as this library states it
-    guard       what must be true for the experiment to mean something, such as that a number varies at all
-    printed     the same for the formula as a draft prints it, where that is another one
-    reach       a broader version of the statement, which may fail and then limits it
-    measured    an empirical question, whose answer cannot be derived
-    note        no bound, only worth knowing
+    claim       must pass for the statement to hold as this library states it
+    guard       must pass for the experiment to mean something, such as that a number varies at all
+    printed     tests the formula as a draft prints it, if that differs from ours
+    reach       tests a broader version of the statement; if it fails, the claim is limited
+    measured    answers an empirical question, which cannot be derived
+    note        a number without a bound
 
-A check passes if it does for every seed. It is exact if its bound is rounding: 1e-6 at most. The first of
+A check passes if it passes for every seed. It is exact if its bound is rounding: 1e-6 at most. The first of
 these rules that applies is the verdict:
 
     open                         a number that is needed is missing
@@ -54,7 +54,7 @@ class Verdict(Enum):
 
     @property
     def holds(self) -> bool:
-        """Whether the claim stands, if need be corrected or limited."""
+        """Whether the claim holds, possibly corrected or limited."""
         return self in (Verdict.EXACT, Verdict.CORRECTED, Verdict.SCOPED, Verdict.MEASURED)
 
 
@@ -66,7 +66,7 @@ class Check(NamedTuple):
     most: float = math.inf
     least: float = -math.inf
     role: Role = "claim"
-    signed: bool = False  # whether it can be negative; the interval of a number that cannot ends at 0
+    signed: bool = False  # whether the number can be negative; if not, its interval is cut at 0
 
     @property
     def exact(self) -> bool:
@@ -166,7 +166,7 @@ def bars(label: str, x: Any, y: Any) -> Line:
 
 
 class Picture(NamedTuple):
-    """A picture of the evidence, as numbers: whoever shows it draws it."""
+    """A picture of the evidence, as numbers; the page that shows it draws it."""
 
     title: str
     x: str
@@ -182,7 +182,7 @@ def axes(title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False
 
 
 Findings = Iterator[Check | Line | Picture]
-"""What the experiment of a claim yields with one seed: its checks, the lines of its picture, and the picture
+"""The values that an experiment yields with one seed: checks, the lines of its picture, and the picture
 without them.
 """
 
@@ -196,7 +196,7 @@ class Evidence:
     picture: Picture
     settings: Mapping[str, Setting]
     seeds: Sequence[int]
-    missing: str = ""  # what is not installed and would be needed, with the command to install it
+    missing: str = ""  # a library that is needed but not installed, with the command to install it
     seconds: float = field(default=0.0, compare=False)
 
     @property

@@ -1,7 +1,7 @@
 r"""A1 to A7: attention is the mean of an exponential family, and G is its log-normalizer.
 
-Each claim holds the library's function against a formula written out by hand, or against an integral that
-knows nothing of the claim, in float64.
+Each claim compares the library's function, in float64, with a formula written out by hand or with an integral
+that is computed without the claim.
 """
 
 import math
@@ -89,8 +89,8 @@ def fisher(seed: int, *, points: Points = 40, dimensions: Dimensions = 5) -> Fin
     Where values belong to keys, the forward derivative of attention along δη is the product Cov(v,k) δη.
 
     Experiment:
-        Hessian of G by automatic differentiation against the covariance under the attention weights; the
-        Fisher-vector product, and the forward derivative of attention with values of their own, likewise.
+        Hessian of G by automatic differentiation, the Fisher-vector product, and the forward derivative of
+        attention with separate values, each against covariances under the attention weights.
 
     Example:
         >>> q, k, v, d = (torch.randn(1, n, 5) for n in (1, 40, 40, 1))

@@ -1,4 +1,4 @@
-r"""E1 to E4: filters of a switching linear-Gaussian model, held against one written out here.
+r"""E1 to E4: filters of a switching linear-Gaussian model, compared with a filter written out here.
 
 `_by_hand` follows components (weight, mode, mean, covariance) of the state, one Kalman step at a time:
 
@@ -79,8 +79,8 @@ def _by_hand(
 ) -> tuple[float, Array, Array, list[int]]:
     """Log-likelihood, P(mode) ``(T, M)``, mean ``(T, 2)`` and how many parts there were at each step.
 
-    With `printed`, GPB2 as the draft's equations 5 and 8 have it: parts weigh by the message over A
-    alone, and that message never hears of the observation.
+    With `printed`, GPB2 by the draft's equations 5 and 8: parts are weighted by the message over A alone, and
+    that message does not depend on the observation.
     """
     M = len(p["transition"])
     last = max(1, int(method[3:]) - 1) if method[3:].isdigit() else 1
@@ -111,7 +111,7 @@ def _by_hand(
                 gone = (*part.path, j)[-last:]
                 after.append(_Part(weight, j, mean + gain @ error, cov - gain @ S @ gain.T, gone))
         counts.append(len(after))
-        if printed:  # within a mode to come, π_k' alone weighs: P(A'|A) is taken out again
+        if printed:  # within a next mode only π_k' is a weight: take P(A'|A) out again
             before = {part.mode: part.log_weight for part in parts}
             levels = [logsumexp([a.log_weight for a in after if a.mode == j]) for j in range(M)]
             after = [a._replace(log_weight=before[n % M]) for n, a in enumerate(after)]
@@ -133,7 +133,7 @@ def _by_hand(
 
 
 def _apart(found: Any, total: float, modes: Array, means: Array) -> float:
-    """The largest difference in log-likelihood, mode probabilities and means."""
+    """Largest difference in log-likelihood, mode probabilities and means."""
     gaps = (found.log_likelihood - total, found.mode_probability - modes, found.mean - means)
     return max(float(np.abs(gap).max()) for gap in gaps)
 
@@ -209,8 +209,8 @@ def exact(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
 def gpb2(seed: int, *, modes: Modes = 2, steps: Steps = 6) -> Findings:
     """In GPB2 each of M² predicted Gaussians is updated by the observation, and those of one mode are
     collapsed with weights that hold the message over A, the transition and the likelihood of the
-    observation. The draft's equation 8 has the message alone, and its equation 5 a message over A that never
-    hears of the observation.
+    observation. The draft's equation 8 has the message alone, and the message over A of its equation 5 does
+    not depend on the observation.
 
     Experiment:
         A random model with an asymmetric transition: the library's GPB2 against one written out with the
@@ -254,8 +254,8 @@ def conjugate(seed: int, *, steps: Annotated[int, Between(2, 60)] = 12) -> Findi
     expected statistics; for Gaussians it is E2. The draft's equation 9 is unfinished. Finished: for an
     invertible W the law of Wx has the density p(W⁻¹x)/|det W|, which is an exponential family with the same
     natural parameter and the statistic u(W⁻¹x). It is the same family for Gaussians, and for Gamma laws
-    under a change of scale; a map that is not invertible, as the sum of two Gamma laws, leaves all of them,
-    and has to be projected.
+    under a change of scale. A map that is not invertible, such as the sum of two Gamma variables, gives a law
+    outside such families, which has to be projected.
 
     Experiment:
         `SwitchingFamily` with Gaussian beliefs pushed by linear maps against the linear-Gaussian filter;

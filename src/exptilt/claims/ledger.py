@@ -28,7 +28,7 @@ GROUPS = {
     "G": "Further errata of the drafts",
     "H": "Results of others",
 }
-MODEL = "shakespeare"  # it comes with the package, and claims about trained models run on it
+MODEL = "shakespeare"  # comes with the package; claims about trained models run on it
 # Names of the drafts.
 POSTER = "poster"
 FAMILY = "draft on exponential families"
@@ -53,9 +53,9 @@ class Claim:
         title: a few words.
         formula: what is claimed, in LaTeX, corrected where the drafts are wrong.
         source: which draft, which equation.
-        printed: the formula as a draft prints it, in LaTeX, where that is another one or says more.
+        printed: the formula as a draft prints it, in LaTeX, if it differs from `formula` or says more.
         experiment: the function; it takes a seed and the settings.
-        question: whether the drafts ask it, or only data can tell; any other claim should hold.
+        question: True if the drafts ask it or only data can decide; any other claim should hold.
         seeds: over how many seeds it is run.
     """
 

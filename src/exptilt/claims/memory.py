@@ -1,4 +1,4 @@
-"""C1 to C4 and C6: Hopfield networks, modern and classical, and what of them is attention."""
+"""C1 to C4 and C6: modern and classical Hopfield networks, and their relation to attention."""
 
 import math
 from typing import Annotated, Any
@@ -33,9 +33,8 @@ def energy(
     beta: Annotated[float, Between(0.01, 50)] = 2.0,
 ) -> Findings:
     """The modern Hopfield energy is −G/β plus ½⟨ξ,ξ⟩; its concave–convex step is attention over the patterns
-    and never raises it. The quadratic term keeps ∫ e^−βE dξ finite and plays the part of the skip
-    connection: ξ − ∇E is the update. With ⟨ξ,ξ⟩ in place of the half of it, the same step can raise the
-    energy.
+    and never raises the energy. The quadratic term keeps ∫ e^−βE dξ finite and plays the part of the skip
+    connection: ξ − ∇E is the update. With ⟨ξ,ξ⟩ in place of ½⟨ξ,ξ⟩, the same step can raise the energy.
 
     Experiment:
         Energy and step against formulas written out; the change of energy over 25 steps from many starts;
@@ -98,15 +97,15 @@ def capacity(
 ) -> Findings:
     """One step retrieves a separated pattern up to an exponentially small error. From noisy cues, random
     patterns are recalled in a number that grows exponentially with the dimension, and not like a power of
-    it; what the theorem promises there is less than one pattern. A classical network forgets all of them at
-    a load of about 0.138. Where patterns are close for the β, their average is what is retrieved.
+    it; in these dimensions the theorem promises less than one pattern. A classical network forgets all
+    patterns at a load of about 0.138. If β is too small to tell patterns apart, their average is retrieved.
 
     Experiment:
         The constants of the theorem, to the printed digits; one step from patterns against its bound. The
         largest number N of random patterns that are all recalled from cues a fifth of their length away, in
         4 to 19 dimensions: the slope of log N in d, its 95 % interval over draws, and the squares left by a
-        power of d over those left by an exponential: growth like a power has less than 1. Recall of a
-        Hebbian network at loads of 0.10 and 0.22; the fixed point at a small β against the mean of all.
+        power of d over those left by an exponential (below 1 if growth is like a power). Recall of a Hebbian
+        network at loads of 0.10 and 0.22; the fixed point at a small β against the mean of all patterns.
 
     Example:
         >>> print(round(xt.memory.storage_bound(20, radius=3.0).base, 4))
@@ -163,18 +162,18 @@ def moving(
     steps: Annotated[int, Between(10, 20000)] = 1000,
 ) -> Findings:
     """Hopfield's theory holds patterns still, as cross-attention does. In self-attention the patterns are the
-    states. Both take the same step; states stay at least as far apart where patterns are held still. Whether
-    they stay with the pattern they began at depends on β, dimension and number, which is measured. In a
-    trained encoder–decoder the decoder's layers read patterns that none of them moves, and a head recalls
-    the one that is due in one step of a Hopfield network; before training it does not.
+    states. The step is the same for both; with patterns held still, states stay at least as far apart.
+    Whether a state stays with its own pattern depends on β, dimension and number of patterns, and is
+    measured. In a trained encoder–decoder no layer of the decoder moves the patterns that its cross-attention
+    reads, and a head recalls the pattern of the next digit in one Hopfield step; before training it does not.
 
     Experiment:
         Patterns on the sphere, and states near them. The same flow with patterns held still and with
         patterns that move along: how many states can still be told apart at the end (the effective number of
         clusters), and how many are with their pattern. A transformer that reverses strings of digits: in its
         best head of cross-attention, how often one step from the query, with the keys as patterns, is
-        nearest to the pattern of the digit to be written. The weights come with the
-        package; `examples/train_small_models.py` trains again.
+        nearest to the pattern of the digit to be written. The weights come with the package;
+        `examples/train_small_models.py` trains again.
 
     Example:
         >>> x = torch.nn.functional.normalize(torch.randn(16, 8, dtype=torch.float64), dim=-1)
@@ -263,8 +262,8 @@ def mean_field(
     tilted h. Its bound on log Z is stationary where the parameter of each spin is its own input plus a mix of
     the others' means, η = b + Jm, with m = ∇G(η). If the values of a spin are keys, ∇G is attention with the
     query b + Jm, and b plays the skip connection; if they are the points of a circle, ∇G is a norm. Updates
-    of one spin at a time never lower the bound. All at once, as in a layer, they can. And attention weights
-    used as couplings are not symmetric, so no such bound belongs to them.
+    of one spin at a time never lower the bound. Updates of all spins at once, as in a layer, can. Attention
+    weights used as couplings are not symmetric, so they have no such bound.
 
     Experiment:
         Four spins whose values are random keys, log Z by enumeration, and four on a circle, by quadrature,

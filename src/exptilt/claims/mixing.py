@@ -75,7 +75,7 @@ def mixing(seed: int, *, tokens: Tokens = 6) -> Findings:
     q, k, v = (h @ w.mT for w in W)
     seen = attend(q, k, v)
     scores = (q @ k.mT)[0] / 3**0.5  # [j, i]
-    forward = torch.softmax(scores, 0)  # each token i shared out over j, as a forward transition must be
+    forward = torch.softmax(scores, 0)  # normalised over j for each token i, as a forward transition must be
     mixed = forward / forward.sum(1, keepdim=True)
     joint = (step.backward[0] * step.log_total[0].exp()[:, None]).mT
     joint = joint / joint.sum()
@@ -252,15 +252,15 @@ def _natural(kind: type[BernoulliProduct] | type[Poisson], mean: torch.Tensor) -
     r"\quad \ldots P(X'\mid X,A{=}i)\,P(X'\mid A{=}i)",
 )
 def errata(seed: int, *, tokens: Tokens = 6) -> Findings:
-    """Equation 2 has W_q and W_k the other way round than equation 1. Equation 14 has P(X'|A) where P(X|A)
-    must stand, and then does not give attention's mean. Equation 15's conjugate prior lacks −G(η), and has no
-    finite integral without. In equation 5 the last message is of X' given A', not A; and the draft on
+    """Equation 2 swaps W_q and W_k of equation 1. Equation 14 has P(X'|A) in place of P(X|A), and so does not
+    give attention's mean. Equation 15's conjugate prior lacks −G(η), without which its integral is infinite.
+    In equation 5 the last message is of X' given A', not A; and the draft on
     exponential families says "contrastive divergence", a way to train, where it means contrastive learning.
 
     Experiment:
         Attention by equation 1 against equation 2 as it is printed. A linear Gaussian state: the integral of
         equation 14 with either law, against W_v h. The prior of a Bernoulli law's η over growing intervals
-        with −G and without. What is wrong in words alone is not run.
+        with −G and without. Errors of wording are not run.
 
     Example:
         >>> H, W_q, W_k = torch.randn(6, 3), torch.randn(3, 3), torch.randn(3, 3)

@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def drawn(make: Callable[[], Model], seed: int = 0) -> Model:
-    """The model as it is before training, the same for each seed."""
+    """The untrained model; the same seed gives the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make().eval()

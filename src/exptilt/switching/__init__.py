@@ -65,7 +65,7 @@ __all__ = [
     "unobserved_cycle",
 ]
 
-# Objects that were pickled when these modules lay directly in this folder name them so.
+# Older pickles name these modules by the places they had directly in this folder.
 _MOVED = {
     "climbing": "learning.maximum_likelihood",
     "filtering": "inference.filter",
@@ -78,7 +78,7 @@ _MOVED = {
 for _old, _new in _MOVED.items():
     sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]
 
-# A filter or a fit needs neither attention nor exponential families, which take longer to load than all else.
+# Loaded on first use: attention and families are the slowest imports, and no filter or fit needs them.
 __getattr__ = former_names(
     __name__,
     {

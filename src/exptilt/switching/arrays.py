@@ -1,8 +1,8 @@
-"""A model, data and results as the compiled kernels see them: arrays with a time axis of length 1 or T.
+"""Models, data and results in the form of the compiled kernels: arrays with a time axis of length 1 or T.
 
-`Parameters` is what goes in, `Stored` what comes out, `Run` both and the data. The last axis of their arrays
-is flattened row by row. `described` writes a run into a frame, the struct that csrc/switching/series.hpp
-calls `Series`.
+A `Run` holds the data, the model (`Parameters`) and the results (`Stored`). The last axis of these arrays is
+flattened row by row. `described` writes a run into a frame, the struct `Series` of
+csrc/switching/series.hpp.
 """
 
 import ctypes
@@ -17,15 +17,15 @@ from .._support import native
 
 Buffer = np.ndarray
 Sizes = tuple[int, int, int]  # M, n, m
-IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3  # as csrc/switching/switching.hpp numbers them
+IMM, GPB1, GPB2, VITERBI = 0, 1, 2, 3  # numbers of csrc/switching/switching.hpp
 METHODS = {"imm": IMM, "gpb1": GPB1, "gpb2": GPB2}
-RECURSIONS = METHODS | {"viterbi": VITERBI}  # the last leaves a path, not a law
+RECURSIONS = METHODS | {"viterbi": VITERBI}  # viterbi gives a path, not a law
 LOG_TWO_PI = 1.8378770664093453
-ROUNDING = 4 * 2.220446049250313e-16  # of a sum, for each of its terms
+ROUNDING = 4 * 2.220446049250313e-16  # relative rounding error of a sum, for each term
 
 
 class Parameters(NamedTuple):
-    """All a kernel needs of models; ``L`` is 1 or the number of steps, ``C`` 1 or that of series."""
+    """Matrices of models; ``L`` is 1 or the number of steps, ``C`` 1 or the number of series."""
 
     transition: Buffer  # (C, L, M·M)
     dynamics: Buffer  # (C, L, M·n·n)
@@ -43,7 +43,7 @@ class Parameters(NamedTuple):
 
 
 class KeptParameters(Parameters):
-    """Parameters kept between calls, with their part of a frame."""
+    """Parameters kept between calls, with a frame that holds their addresses."""
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -52,14 +52,14 @@ class KeptParameters(Parameters):
 
     @cached_property
     def frame(self) -> Any:
-        """Sizes, addresses and strides; results and data are missing."""
+        """Frame with sizes, addresses and strides; each run adds its data and results."""
         return parameters_frame(self)
 
 
 class Stored:
     """Results of a filter in one block of memory; each array is made when it is first read.
 
-    ``rows`` counts steps of all series, or (``store="last"``) series.
+    ``rows`` is the number of steps of all series; with ``store="last"`` it is the number of series.
     """
 
     def __init__(self, series: int, rows: int, M: int, n: int, mixing: bool = True) -> None:
@@ -71,7 +71,7 @@ class Stored:
 
     @cached_property
     def log_likelihood(self) -> Buffer:
-        """The sum of the terms, ``(series,)``."""
+        """Log-likelihood of each series, ``(series,)``."""
         return self._array(0)
 
     @cached_property
@@ -101,7 +101,7 @@ class Stored:
 
     @property
     def failure(self) -> Buffer:
-        """Step and mode of each series where its filter had to stop, or −1, ``(series, 2)``."""
+        """Step and mode at which the filter of each series failed, −1 if it did not, ``(series, 2)``."""
         return self._array(6).view(np.int64)
 
     @property
@@ -112,7 +112,7 @@ class Stored:
 
 @lru_cache(maxsize=256)
 def _layout(series: int, rows: int, M: int, n: int, mixing: bool) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Where the arrays of `Stored` begin in its memory and where the last ends, and their shapes."""
+    """Offsets of the arrays of `Stored` in its memory, the total size last, and their shapes."""
     wide = [(rows, k) for k in (M, M * n, M * n * n, M * M * mixing)]
     shapes: list[tuple[int, ...]] = [(series,), (rows,), *wide, (series, 2)]
     return [0, *accumulate(map(math.prod, shapes))], shapes
@@ -125,8 +125,8 @@ class Run(NamedTuple):
     y: Buffer  # (steps of all series, m)
     starts: Buffer  # (series + 1,)
     out: Stored
-    lead: Buffer | None = None  # (series,): so many steps of each are done already, their rows written
-    recurrence: Buffer | None = None  # (M, n): scores of modes by state
+    lead: Buffer | None = None  # (series,): number of first steps whose rows are already written
+    recurrence: Buffer | None = None  # (M, n): R of `RecurrentSwitching`
 
 
 class Smoothing(NamedTuple):
@@ -146,9 +146,9 @@ class Smoothing(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """Derivatives of an objective by the arrays of `Stored`.
+    """Derivatives of an objective with respect to the arrays of `Stored`.
 
-    Those in the log mode probabilities, means and covariances have no rows if only the terms are in it.
+    All but the first have no rows if the objective depends on the terms alone.
     """
 
     terms: Buffer
@@ -177,12 +177,12 @@ def address(array: np.ndarray) -> int:
     try:
         # a quarter of the time of array.ctypes.data
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # it may not be written to, or has no numbers
+    except (TypeError, ValueError):  # read-only or empty
         return int(array.ctypes.data) if array.size else 0
 
 
 def filled(name: str, **values: Any) -> Any:
-    """The struct of that name in the compiled core; a field gets a number, or the address of an array."""
+    """Struct `name` of the compiled core with its fields set; arrays are passed by address."""
     places = {key: address(v) if isinstance(v, np.ndarray) else v for key, v in values.items()}
     return native.frame(name)(**places)
 
@@ -190,7 +190,7 @@ def filled(name: str, **values: Any) -> Any:
 def new_run(
     p: Parameters, y: np.ndarray, starts: np.ndarray, everything: bool = True, mixing: bool = True
 ) -> Run:
-    """A run with room for each step, or for the last of each series, and for mixing probabilities."""
+    """A run with empty results: a row for each step or, without `everything`, for each series."""
     M, n, _ = p.sizes if isinstance(p, KeptParameters) else sizes_of(p)
     series = len(starts) - 1
     rows = len(y) if everything else series
@@ -211,7 +211,7 @@ def parameters_frame(p: Parameters) -> Any:
 
 
 def described(run: Run, method: str, everything: bool = True) -> Any:
-    """The frame of a run, for any number of passes; the run's arrays must be contiguous, and outlive it."""
+    """Frame of a run. It holds addresses: the run's arrays must be contiguous and outlive it."""
     p, y, starts, out, lead, recurrence = run
     if isinstance(p, KeptParameters):
         frame = type(p.frame).from_buffer_copy(p.frame)

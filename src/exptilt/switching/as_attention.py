@@ -9,9 +9,8 @@ message μ_i = 1/n, a transition that depends on the states, π_ij = e^{s_ij}, o
 and no observation. So w_{i|j} = softmax_i(s_ij): the *backward* transition, P(A = i | A' = j), and c_j =
 e^{G_j}/n. `attention_as_imm` does it with the filter's own arithmetic.
 
-`as_filter` asks what chain a head is. Its backward transition B_ji = w_{i|j} is n × n, but everything
-asked of it needs products alone, Bv = attention with values v and B'u = the derivative of ⟨u, Bv⟩, both
-streamed.
+`as_filter` treats a head as a Markov chain of tokens. Its backward transition B_ji = w_{i|j} is n × n, but
+the results need products alone: Bv is attention with values v, B'u the derivative of ⟨u, Bv⟩, both streamed.
 """
 
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from exptilt.tilting.problem import per_query_head
 
 from .inference.moments import mixture, predict
 
-_FEW = 32  # tokens up to which the transition is written out
+_FEW = 32  # tokens up to which the transition is a dense matrix
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class MixingStep:
     """One mixing step of IMM whose modes are tokens.
 
     Attributes:
-        message: ``(..., n)``, μ, the probability of each token before: uniform.
+        message: ``(..., n)``, μ, the prior probability of each token: uniform.
         backward: ``(..., heads, n, n)``, [j, i] = P(A = i | A' = j), the attention weights.
         log_total: ``(..., heads, n)``, log c_j = G_j − log n.
-        mean: ``(..., heads, n, Dv)``, of the law of each token after: attention.
-        covariance: ``(..., heads, n, Dv, Dv)``, likewise: E6.
+        mean: ``(..., heads, n, Dv)``, of the new law of each token: attention's output.
+        covariance: ``(..., heads, n, Dv, Dv)``, of the same law (THEORY E6).
     """
 
     message: Tensor
@@ -114,10 +113,10 @@ class HeadFilter:
     """A head as a Markov chain of tokens: stationary law, entropy of a step, second eigenvalue.
 
     Attributes:
-        stationary: ``(..., heads, n)``, the law π = πB of where attention comes from in the long run.
-        mixing_entropy: ``(..., heads)``, Σ_j π_j H_j, the entropy of a step in the long run, in nats.
+        stationary: ``(..., heads, n)``, the stationary law π = πB of the chain.
+        mixing_entropy: ``(..., heads)``, Σ_j π_j H_j, the mean entropy of a step under π, in nats.
         second_eigenvalue: ``(..., heads)``, the modulus of B's second largest eigenvalue.
-        steps: how many products the stationary law took.
+        steps: number of products that computing the stationary law took.
     """
 
     stationary: Tensor
@@ -147,13 +146,13 @@ def as_filter(
     """A head as a Markov chain over tokens: its stationary law, and how fast it mixes.
 
     Args:
-        query: ``(..., heads, n, D)``, as a head of a model has it: the lens shows it to `observe`.
+        query: ``(..., heads, n, D)``, the queries of a head, as the lens passes them to `observe`.
         key: ``(..., key heads, n, D)``, of the same tokens.
         options: of `attend`: scale, log_weight, bias, mask, causal, window, softcap. A sink is refused: it
             is no token.
-        tolerance: of Σ |π − πB|, to which π is off by about as many times more as the chain has `memory`;
-            default the square root of the dtype's precision.
-        max_steps: most products for the stationary law.
+        tolerance: bound on Σ |π − πB|; the error of π is about `memory` times larger. Default: the square
+            root of the dtype's precision.
+        max_steps: largest number of products for the stationary law.
 
     Example:
         >>> q = torch.zeros(1, 40, 2)

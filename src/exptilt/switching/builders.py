@@ -1,15 +1,15 @@
-"""Models put together from parts: modes of different dimension, and two for a series one knows little about.
+"""Models whose modes have states of different dimension, and ready models for a series.
 
 `join_modes` is for modes whose states differ. A target that either glides (position, velocity) or manoeuvres
 (position, velocity, acceleration) has states of 2 and 3 numbers. Going from mode i to mode j a state is first
 read as one of mode j, x ← map_ij x + noise of covariance spread_ij, and then moved by mode j's dynamics. All
 states are padded with zeros to the largest dimension, where the padding has no mean, no variance and no
-effect. The moments of each mode stand in its first n_j places. Moments over all modes mix places by number,
-so let shared quantities come first.
+effect. The moments of mode j are in its first n_j places. Moments over all modes average place by place, so
+put quantities that the modes share first.
 
-`fit_named_model` fits one of
+`fit_named_model` fits one of the ready models:
 
-    "level"         y_t = d_{s_t} + v_t,  v_t ~ N(0, R_{s_t}): a level and a variance a regime
+    "level"         y_t = d_{s_t} + v_t,  v_t ~ N(0, R_{s_t}): each regime has a level and a variance
     "local-level"   x_t = x_{t−1} + w_t,  w_t ~ N(0, Q_{s_t}),  y_t = x_t + v_t: the level wanders, each
                     regime at its own pace; diffuse start
     "autoregression"  `markov_autoregression` whose level and deviation switch
@@ -61,10 +61,9 @@ def join_modes(
         initial_mean, initial_covariance: one ``(n_j,)`` and ``(n_j, n_j)`` a mode.
         initial_probability: ``(M,)``.
         maps: for pairs (i, j), the ``(n_j, n_i)`` matrix that reads a state of mode i as one of mode j. A
-            pair of equal dimensions that is left out is read as it is; a pair of different ones must be
-            given.
-        map_covariance: for pairs (i, j), an ``(n_j, n_j)`` covariance added in reading: what is not known of
-            the new state.
+            pair that is left out has the identity, so pairs of different dimensions must be given.
+        map_covariance: for pairs (i, j), the ``(n_j, n_j)`` covariance of noise added after the map, for
+            components that mode i does not have.
         dynamics_offset: one ``(n_j,)`` a mode.
         observation_offset: ``(M, m)`` or ``(m,)``.
         start: as in `SwitchingLinearGaussian`.
@@ -143,9 +142,9 @@ def fit_named_model(
         order: how many lags an autoregression has.
         starts: how many starts.
         seed: of the starts after the first.
-        start: a fit of the same kind to start from, alone; of a longer series, for example. Of one column, a
-            fit with a regime less may be passed: its regimes are split, beside the other starts.
-        progress: show a bar always, never, or (None) where somebody looks.
+        start: a fit of the same kind that is the only start, for example of a longer series. For one column
+            it may have one regime less: its regimes are then split, beside the other starts.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     if kind not in KINDS:
         raise ArgumentError(f"fit_named_model: kind is {kind!r}. Pass one of {list(KINDS)}.")
@@ -176,7 +175,7 @@ def fit_named_model(
     if kind == "autoregression":
         if values.shape[1] != 1:
             raise ArgumentError(
-                f"fit_named_model: an autoregression is of one column, the series has {values.shape[1]}."
+                f"fit_named_model: an autoregression needs one column, the series has {values.shape[1]}."
             )
         parts, what = ("intercept", "deviation"), "fit_named_model"
         options = values, None, modes, order, parts, starts, seed

@@ -1,4 +1,4 @@
-"""What must hold of a model, checked when it is made; a message names matrix, mode and reason."""
+"""Checks of a model's arguments when it is made; a message names the matrix, the mode and the reason."""
 
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ def plain(value: Array) -> np.ndarray:
 
 
 def precision(value: Array) -> float:
-    """The rounding error of what was given: a float32 covariance is symmetric only to seven digits."""
+    """Rounding error of the given dtype: a float32 covariance is symmetric only to seven digits."""
     return float(
         torch.finfo(value.dtype).eps if isinstance(value, torch.Tensor) else np.finfo(np.float64).eps
     )
@@ -31,7 +31,7 @@ def safe_log(probability: torch.Tensor) -> torch.Tensor:
 
 
 def row_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last axis, on one thread: torch's own wakes its threads for a row of two numbers."""
+    """Softmax over the last axis on one thread; torch.softmax wakes all threads even for two numbers."""
     weight = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
     return weight / weight.sum(-1, keepdim=True)
 
@@ -43,7 +43,7 @@ class Checker:
         self.owner = owner
 
     def refuse(self, text: str) -> ArgumentError:
-        """The error to raise."""
+        """The error to raise, with the owner's name in front of `text`."""
         return ArgumentError(f"{self.owner}: {text}")
 
     def convert(self, name: str, value: Any, tensors: bool) -> Array:
@@ -111,8 +111,8 @@ class Checker:
     ) -> None:
         """Refuse matrices that are not symmetric or not positive semi-definite, up to rounding.
 
-        `scale` is that of what they were computed from: a posterior has its rounding from there. `rounding`
-        is that of what was given, where it is not that of `value`.
+        `scale` is the size of the numbers that `value` was computed from: the rounding of a posterior is
+        relative to that size. `rounding` is the relative error of the input, by default that of `value`.
         """
         rounding = precision(value) if rounding is None else rounding
         stack = plain(value)

@@ -1,8 +1,8 @@
-"""How many regimes: the same model with different numbers of them, by BIC and by what it foresees.
+"""Fits of one model with different numbers of regimes, compared by BIC and by log score.
 
-BIC counts parameters, and its penalty is not made for a number of regimes. The log score is the mean of
+BIC counts parameters; its penalty is not derived for numbers of regimes. The log score is the mean of
 log p(y_t | the past) over stretches at the end of the series, each with parameters fitted to what came before
-it: it needs no penalty, and asks what one wants to know.
+it. It needs no penalty, and measures prediction.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,10 +27,10 @@ class Comparison:
     """Fits with different numbers of regimes.
 
     Attributes:
-        modes: the numbers of regimes that could be fitted.
+        modes: numbers of regimes for which a fit succeeded.
         log_likelihood, aic, bic: of each, from the whole series.
-        parameters: how many each learned.
-        log_score: of each, the mean of log p(y_t | the past) over the steps held out, NaN if `folds` was 0.
+        parameters: how many parameters each fit learned.
+        log_score: mean of log p(y_t | the past) over the held-out steps, for each fit; NaN if `folds` was 0.
         failed: the numbers that could not be fitted, and why.
         fits: the fits, by number of regimes.
     """
@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def said(self) -> str:
-        """Which number each criterion prefers, in words, and whether that was the most tried."""
+        """The number of regimes each criterion prefers, in words, with a note if it is the largest tried."""
         named = {"aic": "AIC", "bic": "BIC", "log_score": "log score"}
         best = {name: f"{k} by {named[name]}" for name, k in self.best.items()}
         text = "best: " + ", ".join(best.values())
@@ -102,13 +102,13 @@ def compare(
             series and a number of regimes that returns a fit whose model filters the series, such as
             ``lambda y, k: local_level(y, regimes=k)``.
         order: how many lags an autoregression has.
-        folds: how many stretches are held out, one after the other; 0 for no log score.
-        first: the step at which they begin; None for six tenths of the series.
-        starts: how many starts of each fit of the whole series; those of the folds start from its end, and of
-            one column those with a regime more than another from its regimes, split.
+        folds: number of consecutive stretches that are held out; 0 for no log score.
+        first: the step at which held-out stretches begin; None for six tenths of the series.
+        starts: how many starts of each fit of the whole series. Fits of the folds start from that fit. For
+            one column, a fit starts from the one with a regime less, whose regimes are split.
         seed: of the starts.
-        known: fits of the whole series that there are already, by number of regimes.
-        progress: show a bar always, never, or (None) where somebody looks.
+        known: earlier fits of the whole series, by number of regimes.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     values = plain(y)
     values = values[:, None] if values.ndim == 1 else values
@@ -118,7 +118,7 @@ def compare(
     if values.ndim != 2 or not counts or min(counts) < 1 or folds < 0 or not 1 < first < T:
         raise ArgumentError(
             f"compare: y has shape {values.shape}, modes={counts}, folds={folds}, first={first}. Pass "
-            "(T, m), numbers from 1, folds from 0, and a step inside the series."
+            "(T, m), modes of at least 1, folds of at least 0, and 1 < first < T."
         )
 
     def fit(part: np.ndarray, count: int, start: Any) -> Any:

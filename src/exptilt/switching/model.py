@@ -107,15 +107,16 @@ class SwitchingLinearGaussian(ModelParameters):
         Args:
             method: "imm", "gpb2" or "gpb1".
             batch: how many members share this model; None for one, whose results have no batch axis.
-            clock: from the time since the last step to the model of a step as long; steps then take `time=`.
-            time: when the initial law holds, with a clock.
+            clock: function from the time since the last step to the model of a step of that length; steps
+                then take `time=`.
+            time: time of the initial law, with a clock.
         """
         return OnlineState.begin(self, method=method, batch=batch, clock=clock, time=time)
 
     def most_likely_path(
         self, y: SeriesLike, *, method: str = "viterbi", inputs: SeriesLike | None = None
     ) -> Values:
-        """The most likely sequence of modes, whole numbers shaped as the data without their last axis.
+        """The most likely sequence of modes: integers with the shape of the data without their last axis.
 
         With ``start="before"`` the sequence that is maximised begins with the mode before the first
         observation, which is not returned.
@@ -166,17 +167,18 @@ class SwitchingLinearGaussian(ModelParameters):
             tolerance: stop when the log-likelihood rises by less than this, in nats.
             skip: leave the first terms of each series out of the likelihood ("mle" only), as some papers do.
             generator: randomness of the restarts.
-            progress: show a bar always, never, or (None) where somebody looks.
+            progress: show a bar: True, False, or None for only on a terminal.
             constraints: texts such as "observation_noise[1] = 4 * observation_noise[0]"; the left side is
                 computed from the right, not learned ("mle" only).
-            initial: "given", or "stationary": the initial law is that of the chain, and for states that are
-                not diffuse that of each mode's dynamics, tied to them while they are learned ("mle" only).
-                "stationary chain" ties the law of the chain, and leaves that of the state as given.
+            initial: "given", or "stationary": the initial law is the stationary one of the chain and, for
+                states that are not diffuse, of each mode's dynamics, and moves with them as they are learned
+                ("mle" only). "stationary chain" does this for the modes, and leaves the law of the state as
+                given.
             transition_inputs: ``(T, k)`` covariates that drive the transitions ("mle" only); more rows are
                 for forecasts. See "transition_input" in `Fit.estimates`.
             durations: how many ages of a regime to tell apart ("mle" only): the chance that it ends then
                 depends on how long it has lasted. See "transition_age" in `Fit.estimates`.
-            diagonal: which of "process_noise" and "observation_noise" have variances alone to learn.
+            diagonal: "process_noise" or "observation_noise", or both, if only their variances are learned.
         """
         return fit_model(
             self,

@@ -1,7 +1,4 @@
-"""The matrices of a switching linear-Gaussian model, checked: what inference and learning work on.
-
-`SwitchingLinearGaussian` in `model.py` adds the methods that lead to them.
-"""
+"""The checked matrices of a switching linear-Gaussian model; `model.py` adds the public methods."""
 
 import warnings
 from dataclasses import dataclass, fields
@@ -33,7 +30,7 @@ _check = Checker("SwitchingLinearGaussian")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModelParameters:
-    """The fields of `SwitchingLinearGaussian`, which says what they mean."""
+    """The checked fields of `SwitchingLinearGaussian`, whose docstring describes them."""
 
     transition: Array
     dynamics: Array
@@ -117,7 +114,7 @@ class ModelParameters:
         self._warn_of_wide(known, noises[1])
 
     def _warn_of_wide(self, known: np.ndarray, noise: np.ndarray) -> None:
-        """Say so where the initial law is so wide beside the noise that float64 loses what is observed."""
+        """Warn if the initial law is so wide beside the noise that float64 loses the observation."""
         H, R = plain(self.observation), noise.diagonal(axis1=-2, axis2=-1)
         wide = np.einsum("...ai,...ij,...aj->...a", H, known, H)
         ratio = np.where(R > 0, wide / np.where(R > 0, R, 1.0), 0.0)
@@ -189,7 +186,7 @@ class ModelParameters:
         return type(self)(**(values | changes))
 
     def _replaced(self, **changes: Array) -> Self:
-        """A copy with some fields changed to values known to be right, without a check."""
+        """A copy with some fields changed to valid values, which are not checked again."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, **changes)
         return copy

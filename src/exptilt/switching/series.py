@@ -1,4 +1,4 @@
-"""From what a user holds to one array, and back.
+"""Conversion of a user's data (arrays, tensors, tables, lists) to one array, and back.
 
 A series is ``(T, m)`` (or ``(T,)`` where m = 1), a batch ``(B, T, m)`` or, where lengths differ, a list of
 series; numpy, torch or pandas. Inside, all series lie end to end in one ``(rows, m)`` array, with the row
@@ -47,7 +47,7 @@ class Data:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a derivative in the data may be asked for."""
+        """Whether the data require a derivative."""
         return isinstance(self.given, torch.Tensor) and self.given.requires_grad
 
     @property
@@ -157,7 +157,7 @@ def read(y: Any, m: int, *, what: str = "filter", model_is_torch: bool = False, 
 
 
 def columns_of(y: Any, what: str) -> int:
-    """How many components the observations have, by the shape of what was given."""
+    """The number of observed components, from the shape of `y`."""
     lead = y[0] if isinstance(y, (list, tuple)) and len(y) and getattr(y[0], "ndim", 0) > 0 else y
     try:
         shape = np.shape(lead)
@@ -172,7 +172,7 @@ def columns_of(y: Any, what: str) -> int:
 def arrange(value: Any, data: Data, names: str | None, *, last: bool = False) -> Values:
     """Cut ``(rows, ...)``, one row per step (with `last`: per series), into the data's layout.
 
-    `names` is what columns of a table are called: "mode", "state" or "output"; None for no table.
+    `names` names the columns of a table: "mode", "state" or "output"; None for no table.
     """
     if data.kind == "torch":
         if not isinstance(value, torch.Tensor):

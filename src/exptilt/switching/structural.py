@@ -7,7 +7,7 @@ r"""Structural time series whose parameters switch: trends, cycles and a common 
     time_varying_regression   y_t = x_t'b_t + ε_t,  b_t = b_{t−1} + η_t
 
 Levels and slopes start diffuse, cycles and factors from their stationary law, which moves with the parameters
-while they are learned. Parts that are named in `switching` have a value for each regime.
+as they are learned. Parts named in `switching` have a value for each regime.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +114,7 @@ def unobserved_cycle(
     if order is not None and order < 1:
         raise ArgumentError(f"unobserved_cycle: order is {order}. Pass at least 1, or None for a wave.")
     if not 2 <= periods[0] < periods[1]:
-        raise ArgumentError(f"unobserved_cycle: periods is {periods}. Pass two numbers from 2, rising.")
+        raise ArgumentError(f"unobserved_cycle: periods is {periods}. Pass 2 <= low < high.")
     options = starts, seed, fixed, constraints
     return _trend("unobserved_cycle", y, regimes, switching, options, order, periods)
 
@@ -157,13 +157,13 @@ def dynamic_factor(
     if values.ndim != 2 or values.shape[1] < 2:
         raise ArgumentError(f"{what}: y has shape {values.shape}. Pass one series (T, m) of 2 components up.")
     if order < 1 or error_order < 0:
-        raise ArgumentError(f"{what}: order={order}, error_order={error_order}. Pass from 1 and from 0.")
+        raise ArgumentError(f"{what}: order={order}, error_order={error_order}. Pass at least 1 and 0.")
     whole(what, "loading_lags", loading_lags, least=0)
     m, q, own = values.shape[1], error_order, max(order, loading_lags + 1)
     n = own + m * q
     spread = np.nanvar(values, 0)
     size = np.sqrt(np.where(spread > 0, spread, 1.0))
-    seen = np.nan_to_num((values - np.nanmean(values, 0)) / size)  # the units of a column do not matter
+    seen = np.nan_to_num((values - np.nanmean(values, 0)) / size)  # in units of each column
     weight = np.linalg.eigh(seen.T @ seen)[1][:, -1]
     weight = weight * np.where(weight[0] < 0, -1, 1)
     common = seen @ weight
@@ -284,7 +284,7 @@ def _names(what: str, switching: str | Sequence[str], regimes: int) -> list[str]
 
 
 def _alike(regimes: int, value: ArrayLike) -> np.ndarray:
-    """The value for every regime."""
+    """`value` repeated for every regime."""
     array = np.asarray(value, dtype=np.float64)
     return np.repeat(array[None], regimes, 0)
 

@@ -1,9 +1,9 @@
 r"""Exponential capacity, measured, beside the bound of theory.
 
-Random patterns on a sphere of radius K√(d−1). For each dimension d and seed, the largest number N of patterns
-is sought that are all recalled (`recalled`): N is doubled until one is lost, then bisected; the
-patterns of smaller N are the first of the larger. Means and intervals are of log N over seeds. Beside them
-stands √p c^{(d−1)/4} of ``theory.py``.
+Random patterns lie on a sphere of radius K√(d−1). For each dimension d and seed, the search is for the
+largest number N of patterns that are all recalled (`recalled`): N is doubled until one is lost, then
+bisected; a smaller N takes the first of the same patterns. Means and intervals are of log N over seeds,
+beside the bound √p c^{(d−1)/4} of ``theory.py``.
 
 Theory is a lower bound, proved with a union bound over pairs and for a radius of attraction as well, so
 measured numbers lie above it: the gap, as a factor and in the rate of growth per dimension, is part of the
@@ -53,7 +53,7 @@ class Capacity:
 
     @property
     def against_polynomial(self) -> float:
-        """Squares left by log N = a + m log d over those left by a + r d: above 1, growth is exponential."""
+        """Residual squares of log N = a + m log d over those of a + r d: above 1 if growth is exponential."""
         d, y = self._draws()
         return _slope(d.log(), y)[3] / max(_slope(d, y)[3], 1e-300)
 

@@ -22,8 +22,8 @@ class DivergenceRate(NamedTuple):
     """Measured growth of N points beside its theory."""
 
     lengths: Tensor  # (steps + 1, N), with patterns held still
-    error: Tensor  # (N,), of the growth in a step, mean of the last quarter, relative to the pattern's length
-    pattern: Tensor  # (N,), the place of the pattern along which the point goes
+    error: Tensor  # (N,), error of the growth a step (mean of the last quarter) over the pattern's length
+    pattern: Tensor  # (N,), index of the pattern along which the point goes
     extreme: Tensor  # (N,), its distance from the hull of the others: 0 if it is not an extreme point
     moving_factor: float  # growth of the root mean square length at the last step, patterns moving along
 

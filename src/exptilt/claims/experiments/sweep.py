@@ -4,8 +4,8 @@ r"""Is the equilibrium Gaussian when the measure is that of the moving points? (
 
 from N points of a named law, under a named renormaliser, over seeds.
 
-The papers leave it open; `equilibrium_sweep` measures it: cluster counts and Gaussianity by step. All seeds
-of a setting run as one batch.
+The papers leave this open. `equilibrium_sweep` measures cluster counts and Gaussianity by step; all seeds of
+a setting run as one batch.
 """
 
 import itertools

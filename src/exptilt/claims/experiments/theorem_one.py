@@ -8,7 +8,7 @@ Let h = N(μ, Σ), held still. Then g(η) = μ + Ση, and the update η ← η 
   brings the covariance back. The same holds for any other target of the renormaliser: Σ⁻¹ is not special;
 - any other law keeps its shape for ever, because skewness, kurtosis and all that no affine map changes stay
   as they were: no start that is not Gaussian ever gets there;
-- a renormaliser that knows less than the full covariance does not lead there. Under batch norm the cloud
+- a renormaliser that does not set the full covariance does not lead there. Under batch norm the cloud
   turns to Σ's first eigenvector, as in the power method, and flattens; layer norm puts it on a sphere.
 
 `theorem_one` runs all of this on samples and puts numbers to it.
@@ -76,7 +76,7 @@ def theorem_one(*, count: int = 2000, steps: int = 6, seed: int = 0) -> TheoremO
     target = Whiten(goal.mean_vector, inverse)
     rows = []
     for name in ("fixed point", "gaussian", "laplace", "bimodal"):
-        if name == "fixed point":  # a sample has its own mean and covariance: give it those of the law
+        if name == "fixed point":  # set the mean and covariance of the sample to those of the law
             first = target(goal.sample((count,), generator=generator))
         else:
             first = 2 * start(name, (count, len(mean)), generator) + 1

@@ -1,9 +1,9 @@
 r"""An encoder–decoder that reverses strings of digits: its cross-attention as a Hopfield network (C3).
 
 The decoder's cross-attention reads keys of the encoder's output: patterns that no layer of the decoder
-moves, which is Hopfield's condition. Its self-attention reads its own states, which every layer moves. Each
-head is put to the library's `Hopfield`, with the keys as patterns and the query as the state. The weights
-come with the package; ``examples/train_small_models.py`` made them.
+moves, which is Hopfield's condition. Its self-attention reads its own states, which every layer moves. The
+output of each head is compared with a step of the library's `Hopfield`, with the keys as patterns and the
+query as the state. The weights come with the package; ``examples/train_small_models.py`` made them.
 """
 
 from functools import lru_cache
@@ -25,7 +25,7 @@ class Reverser(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.digit = nn.Embedding(DIGITS + 1, WIDTH)  # the last begins what is written
+        self.digit = nn.Embedding(DIGITS + 1, WIDTH)  # the last is the start symbol
         self.place = nn.Parameter(0.3 * torch.randn(2, LENGTH, WIDTH))
         options: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
         reads = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, **options)
@@ -34,7 +34,7 @@ class Reverser(nn.Module):
         self.out = nn.Linear(WIDTH, DIGITS)
 
     def forward(self, given: Tensor, written: Tensor) -> Tensor:
-        """Scores of each digit, ``(string, LENGTH, DIGITS)``, where those before it are as `written`."""
+        """Scores of each output digit given the earlier ones in `written`, ``(string, LENGTH, DIGITS)``."""
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         shifted = torch.cat([torch.full_like(written[:, :1], DIGITS), written[:, :-1]], 1)
         source, target = self.digit(given) + self.place[0], self.digit(shifted) + self.place[1]
@@ -92,7 +92,7 @@ def measured(before: bool, seed: int) -> dict[str, float]:
 
 
 def _recalled(states: Tensor, source: Tensor, module: Any) -> list[tuple[float, float]]:
-    """For each head how often it recalls the pattern that is due, and its mean weight there."""
+    """For each head, how often it recalls the pattern of the next digit, and its mean weight there."""
     (Wq, Wk, _), (bq, bk, _) = (getattr(module, f"in_proj_{x}").chunk(3) for x in ("weight", "bias"))
     q, k = ((x @ W.mT + b).unflatten(-1, (HEADS, -1)) for x, W, b in ((states, Wq, bq), (source, Wk, bk)))
     beta, due, found = q.shape[-1] ** -0.5, torch.arange(LENGTH - 1, -1, -1), []

@@ -58,16 +58,16 @@ def asked(
     shown: str,
     more: Callable[[str, int, int], Iterator[Check]] | None = None,
 ) -> Callable[[Answer], Answer]:
-    """Register the function below, of a profile and of the control's, as the answer to a question of the
-    drafts.
+    """Register the function below as the answer to a question of the drafts; it takes the profiles of a model
+    and of its control.
 
     Args:
-        id: and the next three: see `claim`.
-        title: see `claim`.
-        formula: see `claim`.
-        source: see `claim`.
-        picture: its axes.
-        shown: the number of heads, or of layers, that it shows.
+        id: as for `claim`.
+        title: as for `claim`.
+        formula: as for `claim`.
+        source: as for `claim`.
+        picture: the axes of its picture.
+        shown: name of the number, by head or by layer, that the picture shows.
         more: further checks, from a model's name, how many tokens it reads, and a seed.
     """
 
@@ -93,7 +93,7 @@ def asked(
 
 
 def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
-    """Numbers of a trained model against the bounds, and those of the control as notes."""
+    """Checks of a trained model's numbers against the bounds; the control's numbers are notes."""
     answer = _ANSWERS[id]
     found, control = answer(trained, random), answer(random, random)
     bounds = predictions()["bounds"][id]
@@ -118,7 +118,7 @@ def judged(id: str, trained: Profile, random: Profile) -> Iterator[Check]:
 
 
 def elsewhere(id: str) -> Iterator[Check]:
-    """Share of the models measured after the bounds were set that keep all bounds, by the kept numbers."""
+    """Share of models measured after the bounds were set that keep all bounds, from the kept profiles."""
     pairs = _kept_pairs()
     checks = [list(judged(id, *pair)) for m, pair in pairs.items() if m not in predictions()["seen"]]
     needed = [sum(c.role == "measured" and c.passed for c in some) for some in checks]
@@ -131,7 +131,7 @@ def elsewhere(id: str) -> Iterator[Check]:
 
 
 def _kept_pairs() -> dict[str, tuple[Profile, Profile]]:
-    """By model the kept numbers as trained and with random weights."""
+    """Kept profiles by model: as trained, and with random weights."""
     found = {(one.model, one.weights): one for one in subjects.kept()}
     return {m: (one, found[m, "random"]) for (m, weights), one in found.items() if weights == "trained"}
 
@@ -171,8 +171,8 @@ def constant(one: Profile, random: Profile) -> Numbers:
     Experiment:
         The standard deviation over the contexts of a text of log Z of the output softmax, where a model has
         one; and for each head over its queries, log of the number of visible keys taken off. Nearly constant
-        would be a quarter of a nat or less. Random weights pass: only a trained model that passes as well,
-        where its control does not, or fails, says something.
+        would be a quarter of a nat or less. A check that random weights pass too does not count; a trained
+        model that fails it does.
 
     Example:
         >>> found = xt.claims.find("A15").run({"tokens": 128})
@@ -214,13 +214,13 @@ def link(one: Profile, random: Profile) -> Numbers:
     """The drafts conjecture that the query and key matrices stand for the canonical link f = ∇G*, as a linear
     approximation. For Gaussians of one covariance that is exact, with the matrix Σ⁻¹; for other families it
     is not. For any gradient map of a convex function the matrix must be symmetric and positive definite,
-    which trained heads can be asked for, layer by layer: the average over all layers hides that first layers
-    are less symmetric than chance, and last ones more.
+    which can be tested in trained heads layer by layer: the average over all layers hides that the first
+    layers are less symmetric than chance, and the last ones more.
 
     Experiment:
         Linear fits of the exact link of Gaussians, Poisson and Bernoulli laws. In every head the part of
-        W_q W_k' that is symmetric and that is positive, in standard deviations of random weights, and of W_q
-        with the W_k of other heads; and how well a linear map takes mean keys back to their queries.
+        W_q W_k' that is symmetric and the part that is positive, in standard deviations over random weights,
+        and over W_q with the W_k of other heads; and how well a linear map takes mean keys to their queries.
 
     Example:
         >>> law = xt.Gaussian(torch.randn(60, 2), torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
@@ -259,7 +259,7 @@ def link(one: Profile, random: Profile) -> Numbers:
 def forward(one: Profile, random: Profile) -> Numbers:
     """E5 corrects the draft twice: attention is the backward transition, and with a uniform message there may
     be no forward one at all. There is one if Ac = 1 has a solution c ≥ 0, c/M being the law of the next mode.
-    Of random matrices half have it at two tokens, and next to none at six.
+    Of random matrices, half have one at two tokens, and hardly any at six.
 
     Experiment:
         Attention weights of every head on twenty windows of 2, 3, 4 and 6 tokens: the share in which
@@ -387,8 +387,8 @@ def local(one: Profile, random: Profile) -> Numbers:
 def embedded(one: Profile, random: Profile) -> Numbers:
     """A local linear embedding describes each point as an affine mix of its nearest neighbours. Keys that lie
     on a smooth surface are explained better by their neighbours than Gaussian keys of the same covariance
-    are, and if training makes that surface, better than with random weights. Keys of a W_k drawn anew, which
-    read the same hidden states, say how much of it is the heads' own.
+    are, and if training makes that surface, better than with random weights. Keys from a newly drawn W_k on
+    the same hidden states show how much of the effect is due to the heads.
 
     Experiment:
         Each of 256 keys of every head as the best affine mix of its 16 nearest; what that leaves of their
@@ -471,13 +471,13 @@ def climbs(one: Profile, random: Profile) -> Numbers:
 def expansion(one: Profile, random: Profile) -> Numbers:
     """The drafts see attention expand the cloud of hidden states and normalisation contract it. What
     attention does to the length of a hidden state can be read off each block. Norms before a sublayer
-    (pre-norm) act on what it reads, and not on the stream: there is no contraction there. Norms after it
+    (pre-norm) act on its input and not on the stream, so they do not contract the stream. Norms after it
     (post-norm) do.
 
     Experiment:
         Geometric mean over tokens of the factor by which attention's write changes the length of a hidden
         state, block by block; and the factor of a whole block over those of attention and of the MLP, which
-        is what norms do to the stream itself.
+        is the effect of norms on the stream itself.
 
     Example:
         >>> found = xt.claims.find("F6").run({"tokens": 128})

@@ -1,7 +1,7 @@
-r"""Trained models, a control with random weights for each, and what is measured of them.
+r"""Measurements of trained models, and of a control with random weights for each.
 
-A `Profile` is all that the questions need of one model, as plain numbers: of the model as trained, or of
-the same architecture with weights drawn anew. Profiles of models that do not come with the package are kept
+A `Profile` holds all numbers that the questions need of one model, as trained or of the same architecture
+with weights drawn anew. Profiles of models that do not come with the package are kept
 in ``kept/models.json`` (made by ``python examples/profile_models.py``), so that the ledger has a column for
 each.
 
@@ -48,7 +48,7 @@ HEADS = (
     "ascent_gain",
 )
 LAYERS = ("kurtosis", "gaussian_p", "hidden_norm", "attention_expansion", "mlp_expansion")
-WINDOWS = (2, 3, 4, 6)  # tokens of the heads that are asked for a forward transition
+WINDOWS = (2, 3, 4, 6)  # numbers of tokens for which forward transitions are tested
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Profile:
     Attributes:
         model: its name.
         weights: "trained", "random" or the step of a checkpoint.
-        heads: a list of lists a number, layer by layer and head by head; None where there is none.
-        layers: a list a number, one entry for each layer or place between layers.
+        heads: for each number, lists by layer of values by head; None for a missing value.
+        layers: for each number, a list with a value for each layer or place between layers.
         values: single numbers.
     """
 
@@ -91,7 +91,7 @@ def _row(given: Any) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def profile(model: str, weights: str, tokens: int, seed: int) -> Profile:
-    """The numbers of a model with its weights, or of a control; made once for each."""
+    """The profile of a model or of its control, computed once for each."""
     with models.quiet():
         net, tokenizer, texts = _load(model, weights, seed)
         return measure(model, weights, net, tokenizer, texts, tokens, seed)
@@ -100,7 +100,7 @@ def profile(model: str, weights: str, tokens: int, seed: int) -> Profile:
 def measure(
     name: str, weights: str, net: nn.Module, tokenizer: Any, texts: Sequence[str], tokens: int, seed: int
 ) -> Profile:
-    """All numbers of a model that is loaded."""
+    """The profile of a loaded model."""
     found = study(net, tokenizer, list(texts), name=name, max_tokens=tokens, seed=seed, progress=False)
     heads = {key: _plain(found.heads[key].value) for key in HEADS}
     layers = {key: _plain(found.layers[key].value) for key in LAYERS}
@@ -200,13 +200,13 @@ def _plain(value: Any) -> Any:
 
 
 def _load(model: str, weights: str, seed: int) -> tuple[nn.Module, Any, list[str]]:
-    """A model, its tokenizer and what it reads."""
+    """A model, its tokenizer and the texts that it reads."""
     folder = models.default_folder()
     series = dict(models.find_checkpoints([folder])) if model == MODEL else {}
     step = int(weights) if weights.isdigit() else CHECKPOINTS[-1]
     try:
         loaded = models.load_model(series.get(step, model))
-    except ArgumentError as problem:  # that is an argument of `load_model` alone
+    except ArgumentError as problem:  # download= is an argument of `load_model` only
         raise ArgumentError(str(problem).replace(" Pass download=True to fetch it.", "")) from None
     net = redrawn(loaded.model, seed) if weights == "random" else loaded.model
     return net, loaded.tokenizer, [models.read_text(folder / "text.txt")]

@@ -70,8 +70,8 @@ def ablation(seed: int) -> Findings:
         Two layers of width 64 trained on 0.9 million characters of Shakespeare, at least 5 seeds, the same
         draws and batches for all eight. Loss on a text apart from both training and choice, less that of the
         full model of the same seed. A part is needed if the loss rises by 0.02 nats a character, all
-        together if by 0.2. Beside them n-grams; a model worth asking must beat the trigrams. The results come
-        with the package; `examples/train_without_weights.py` trains again, for an hour or two.
+        together if by 0.2. N-grams are beside them, and the full model must beat the trigrams. The results
+        come with the package; `examples/train_without_weights.py` trains again, for an hour or two.
 
     Example:
         >>> from exptilt.claims.models.trained import VARIANTS

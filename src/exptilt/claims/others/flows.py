@@ -53,7 +53,7 @@ def circle(seed: int, *, beta: Annotated[float, Between(0.5, 20)] = 5.0) -> Find
 )
 def critical(seed: int, *, cosine: Annotated[float, Between(0.0, 0.9)] = 0.5) -> Findings:
     """For n points with one common cosine ρ and scores β = γ log n, a point gives itself the weight
-    1/(1 + (n−1) n^{−γ(1−ρ)}): none in the limit below γ = 1/(1−ρ), all above.
+    1/(1 + (n−1) n^{−γ(1−ρ)}), which tends to 0 below γ = 1/(1−ρ) and to 1 above.
 
     Experiment:
         Points with that cosine in n dimensions: the weight on the point itself by `attend`, and the γ at
@@ -102,7 +102,7 @@ def _angles(angle: Tensor, beta: float) -> Tensor:
 )
 def synchrony(seed: int, *, runs: Annotated[int, Between(4, 1000)] = 40) -> Findings:
     """Attention on the circle, without its normalizer, brings almost all starts to one point for β ≥ −0.16.
-    For β < −2/3 it need not: three equal clusters a third of the circle apart are stable, because the slope
+    For β < −2/3 it may not: three equal clusters a third of the circle apart are stable, because the slope
     e^{−β/2}(−½ − ¾β) of their interaction turns positive there.
 
     Experiment:

@@ -1,10 +1,10 @@
-r"""A small transformer trained on a hidden Markov chain, held against `xt.switching`'s exact posterior (H7).
+r"""A small transformer trained on a hidden Markov chain, compared with the exact posterior (H7).
 
-A chain whose modes say symbols by a table E is a switching model: let symbol y be the unit vector e_y, and
-let mode i say vectors by N(d_i, I). Then log p(e_y | i) = ⟨d_i, e_y⟩ − ½‖d_i‖² up to what is the same for all
-modes, which is log E_iy if d_i = log E_i + c_i with c_i − ½‖log E_i + c_i‖² the same for all. No state is
-observed, so that GPB2 loses nothing: its mode probabilities are exact. The transformer's weights come with
-the package; ``examples/train_small_models.py`` made them.
+A chain whose modes emit symbols by a table E is a switching model: let symbol y be the unit vector e_y, and
+let mode i emit vectors by N(d_i, I). Then log p(e_y | i) = ⟨d_i, e_y⟩ − ½‖d_i‖² up to a constant that all
+modes share. Up to another such constant this is log E_iy if d_i = log E_i + c_i, with c_i − ½‖log E_i + c_i‖²
+the same for all modes. There is no continuous state, so the mode probabilities of GPB2 in `xt.switching` are
+exact. The transformer's weights come with the package; ``examples/train_small_models.py`` made them.
 """
 
 import math
@@ -76,7 +76,7 @@ def divergence(truth: Tensor, said: Tensor) -> float:
 
 
 class Model(nn.Module):
-    """Two layers that say the next symbol."""
+    """Two layers that predict the next symbol."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,13 +96,13 @@ class Model(nn.Module):
 
 
 def predicted(model: nn.Module, symbols: Tensor) -> Tensor:
-    """log P(next symbol | symbols so far) as a model says it."""
+    """log P(next symbol | symbols so far) by a model."""
     with torch.no_grad():
         said: Tensor = model(symbols[:, :-1]).double().log_softmax(-1)
     return said
 
 
 def models() -> tuple[nn.Module, nn.Module, History]:
-    """The trained model, the same one before training, and the history of its training."""
+    """The trained model, the model before training, and the history of its training."""
     model, history = trained(Model, KEPT)
     return model, drawn(Model), history

@@ -80,8 +80,8 @@ EXACT_DIFFERENCES = 1e-6  # of a derivative by differences of 1e-5 in float64
     "arXiv 2510.23012",
 )
 def lipschitz(seed: int, *, entries: Annotated[int, Between(2, 1000)] = 20) -> Findings:
-    """No two softmaxes are further apart than half of their scores, in any ℓ_p norm; two equal scores reach
-    the half.
+    """In any ℓ_p norm, two softmaxes differ by at most half the difference of their scores; at two equal
+    scores the slope is ½.
 
     Experiment:
         Pairs of scores at many distances, p = 1, 1.5, 2, 3 and ∞: the largest ratio. The slope at two equal
@@ -128,8 +128,8 @@ def lipschitz(seed: int, *, entries: Annotated[int, Between(2, 1000)] = 20) -> F
 )
 def hidden_chain(seed: int) -> Findings:
     """Small transformers trained on draws of a hidden Markov model are said to predict as its exact posterior
-    does, to 10⁻³ or 10⁻⁴ of a bit. The exact posterior is that of `xt.switching`: a model whose modes say
-    symbols, which GPB2 filters without loss.
+    does, to 10⁻³ or 10⁻⁴ of a bit. The exact posterior is that of `xt.switching`: a model whose modes emit
+    symbols, which GPB2 filters exactly.
 
     Experiment:
         Two layers trained to predict the next of three symbols of a chain with two hidden states; its
@@ -166,7 +166,7 @@ def hidden_chain(seed: int) -> Findings:
     "arXiv 2504.14051",
 )
 def removal(seed: int, *, points: Points = 30, dimensions: Dimensions = 4) -> Findings:
-    """What attention would say without key j follows from its weight and value alone.
+    """The output without key j follows from the full output and the weight and value of the key.
 
     Experiment:
         Attention over the other keys, for every key left out, against the formula.
@@ -202,11 +202,11 @@ def removal(seed: int, *, points: Points = 30, dimensions: Dimensions = 4) -> Fi
 def fisher(seed: int, *, classes: Annotated[int, Between(3, 60)] = 12) -> Findings:
     """Over classes that are members of one family, the posterior is attention with the natural parameters for
     keys and −G for log-weights. For Gaussians of one covariance the divergence of any two is one quadratic
-    form; for Bernoulli laws no form serves all pairs.
+    form; for Bernoulli laws no quadratic form fits all pairs.
 
     Experiment:
         Posterior of random classes by densities against `attend`; the best quadratic form for the
-        divergences of all pairs, and what it leaves.
+        divergences of all pairs, and its residual.
 
     Example:
         >>> eta, x = torch.randn(5, 3), torch.randint(0, 2, (3,)).float()

@@ -1,4 +1,4 @@
-"""A model and its observations as the compiled core takes them, and what it leaves as a family again.
+"""Runs a family model in the compiled core: converts model and data to arrays, and the results back.
 
 The beliefs are those of ``csrc/families/conjugate.hpp``, the filters those of
 ``csrc/switching/switching.hpp``.
@@ -56,14 +56,14 @@ class Passed(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What the core writes, a row for each observation, or for each series.
+    """Output of the core, with a row for each observation or for each series.
 
     Attributes:
         terms: ``(rows,)``, log p(y_t | before).
         log_mode: ``(rows, M)``, log P(mode).
         belief: ``(rows, M, K)``, the natural parameters (for Gaussian and Wishart see conjugate.hpp).
         failure: ``(series, 2)``: the step at which a series cannot go on, and the mode whose belief is not
-            finite there, or M where no mode can give y; −1 where nothing went wrong.
+            finite there, or M if y has probability 0 in every mode; −1 for no failure.
         mixing: ``(rows, M, M)``, [i, j] = P(mode before = i | mode = j, y up to here), or no rows.
     """
 
@@ -75,7 +75,7 @@ class Arrays(NamedTuple):
 
 
 class Compiled:
-    """A model and its observations as the core takes them: arrays are named as the fields of its frame."""
+    """A model and its observations as arrays, named like the fields of the core's frame."""
 
     def __init__(self, model: "SwitchingFamily", rows: Tensor, there: Tensor, starts: np.ndarray) -> None:
         self.model, self.there = model, there
@@ -85,7 +85,7 @@ class Compiled:
         count = len(rows)
         prior, K = self.about(model.prior), model._size
         self.groups = 1 if isinstance(prior, Dirichlet) else near.shape[1]
-        if isinstance(model.likelihood, Gaussian):  # one inverse, where the family's own would take one a row
+        if isinstance(model.likelihood, Gaussian):  # one inverse, not one for each row as in the family
             R = model.likelihood.covariance_matrix
             precision = torch.linalg.inv(R)
             along = near @ precision
@@ -115,11 +115,11 @@ class Compiled:
             self.log_initial = np.log(flat(model.initial_probability, M))
 
     def about(self, member: ExponentialFamily) -> ExponentialFamily:
-        """A member as seen from the centre of the data."""
+        """A member with its location measured from the centre of the data."""
         return member if self.centre is None else moved(member, -self.centre)
 
     def arrays(self, method: str, *, every: bool = True) -> Arrays:
-        """The filter's pass; with `every` a row for each observation, else one for each series, its last."""
+        """Filter all series; a row for each observation with `every`, else for the last of each series."""
         B, (M, K) = len(self.starts) - 1, self.rest.shape
         N = len(self.seen) if every else B
         out = Arrays(
@@ -144,14 +144,14 @@ class Compiled:
         return out
 
     def run(self, method: str, what: str) -> Passed:
-        """The filter's pass; an error with the step where it cannot go on."""
+        """Filter all series; an error names the step at which the filter fails."""
         found = self.arrays(method)
         with np.errstate(over="ignore", invalid="ignore"):
             theta = found.belief.astype(str(self.model.prior.dtype).removeprefix("torch."))
             if (found.failure >= 0).any() or not np.isfinite(theta.sum()):
                 self._explain(theta, found.failure, what)
         kind, natural = type(self.model.prior), torch.from_numpy(theta)
-        # The core has used every belief but the last of a series: only these, or rounded ones, may be wrong.
+        # The core checks every belief but the last of a series; after rounding, any may be invalid.
         doubtful = natural[self.starts[1:] - 1] if natural.dtype == torch.float64 else natural
         belief: ExponentialFamily
         if issubclass(kind, Gaussian | Wishart):  # from means, so that no matrix is inverted
@@ -166,7 +166,7 @@ class Compiled:
         return Passed(terms, level, belief, mixing)
 
     def _from_means(self, found: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of Gaussian and Wishart beliefs, from what the core writes of them."""
+        """Parameters of Gaussian and Wishart beliefs, from the numbers that the core writes."""
         D = self.groups
         if isinstance(self.model.prior, Gaussian):
             return found[..., :D], unpack(found[..., D:])
@@ -174,7 +174,7 @@ class Compiled:
         return degrees, unpack(found[..., :-1]) / degrees[..., None, None]
 
     def _explain(self, theta: np.ndarray, failure: np.ndarray, what: str) -> None:
-        """Raise an error with the first step that went wrong; returns if none did."""
+        """Raise an error that names the first failed step; return if there is none."""
         bad = np.flatnonzero(failure[:, 0] >= 0)
         stuck = self.starts[bad] + failure[bad, 0]
         lost = np.flatnonzero(~np.isfinite(theta).all((1, 2)))
@@ -194,7 +194,7 @@ class Compiled:
 def smooth(
     evidence: Tensor, discount: list[float], log_level: Tensor, mixing: Tensor, starts: np.ndarray
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mode probabilities and pairs given all of y, and what later observations add to θ ``(rows, M, K)``.
+    """Mode probabilities and pairs given all of y, and the sum r that is added to θ, ``(rows, M, K)``.
 
     Args:
         evidence: ``(rows, K)``, 0 where nothing was observed.
@@ -220,7 +220,7 @@ def smooth(
 
 
 def kim_mixing(before: Tensor, log_transition: Tensor) -> Tensor:
-    """P(mode before = i | mode = j) from log probabilities before, or just these if no mode leads to j."""
+    """P(mode before = i | mode = j) from log P(mode before); where no mode leads to j, P(mode before)."""
     joint = before.unsqueeze(-1) + log_transition
     nothing = joint.isneginf().all(-2, keepdim=True)
     return torch.softmax(torch.where(nothing, before.unsqueeze(-1), joint), -2)
@@ -232,12 +232,12 @@ def impossible(what: str, step: int, y: Tensor) -> str:
 
 
 def centre_of(prior: ExponentialFamily, rows: Tensor, there: Tensor) -> Tensor | None:
-    """The mean of the data, where the prior is of a location: squares about it lose fewer digits."""
+    """Mean of the data if the prior has a location, else None; squares about the mean lose fewer digits."""
     if not isinstance(prior, NormalGamma | NormalInverseWishart | Gaussian) or not bool(there.any()):
         return None
     return rows[there].mean(0)
 
 
 def flat(x: Tensor, *shape: int) -> np.ndarray:
-    """The numbers in float64, in this shape."""
+    """A float64 numpy array of the given shape."""
     return np.ascontiguousarray(x.detach().double().cpu().numpy().reshape(shape))

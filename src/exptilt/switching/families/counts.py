@@ -1,4 +1,4 @@
-"""A ready model of counts: regimes with a rate each, about which it wanders."""
+"""Ready model of counts: each regime has a rate, and the current rate wanders around it."""
 
 from dataclasses import replace
 
@@ -19,16 +19,16 @@ from .model import SwitchingFamily
 def fit_counts(
     y: ArrayLike | Tensor, *, modes: int = 2, starts: int = 5, seed: int = 0, progress: bool | None = None
 ) -> Fit[SwitchingFamily]:
-    """Regimes of Poisson counts, with Gamma beliefs about their rates that are drawn to a law of each regime.
+    """Fit regimes of Poisson counts: Gamma beliefs about the rate, drawn towards a law of each regime.
 
-    Starts from equal parts of the counts, from low to high; regimes are numbered so.
+    The first start divides the sorted counts into equal parts. Regimes are numbered from low to high rates.
 
     Args:
         y: ``(T, D)`` or ``(T,)``, whole numbers of at least 0; a row of NaN is missing.
         modes: how many regimes.
         starts: how many starts of the fit.
         seed: of the starts after the first.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
 
     Example:
         >>> fit = fit_counts([2, 3, 1, 2, 4, 2, 30, 28, 35, 31, 29, 33, 2, 1, 3, 2, 2, 3], starts=1)

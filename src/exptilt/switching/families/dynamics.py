@@ -1,12 +1,12 @@
-r"""Dynamics of beliefs: how what is known of the state becomes what is known of the next one.
+r"""Dynamics of beliefs: from a belief about the state to a belief about the next state.
 
 **Discounted**: a belief is drawn towards a law of rest, θ ← δθ + (1 − δ)θ_rest, a geometric mean of both,
 which is always a member: the power steady model.
 
 **Linear**: the state goes through a linear map with noise. A Gaussian stays one. A Gamma stays one where the
-map only scales it; otherwise it becomes the Gamma with the mean and variance of what it has become. Any
-other member of an exponential family, pushed through an invertible W without noise, is a member of another
-one, with the same natural parameter and the statistic u(W⁻¹x): a `Pushforward`.
+map only scales it; otherwise it is replaced by the Gamma with the same mean and variance. Any other member of
+an exponential family, pushed through an invertible W without noise, is a member of another family, with the
+same natural parameter and the statistic u(W⁻¹x): a `Pushforward`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class DiscountedDynamics:
 
     Args:
         discount: δ in (0, 1]; 1 keeps everything.
-        rest: the law that is left when all is forgotten, without batch axes.
+        rest: the law of rest, towards which beliefs go without data; no batch axes.
 
     Example:
         >>> half = DiscountedDynamics(0.5, Gamma(torch.tensor([1.0]), torch.tensor([0.0001])))
@@ -104,7 +104,7 @@ class Pushforward:
 class LinearDynamics:
     """Dynamics by a linear map: ξ ← W ξ + noise.
 
-    Gaussian and Gamma beliefs stay what they are; any other member of an exponential family becomes a
+    Gaussian and Gamma beliefs stay in their family; any other member of an exponential family becomes a
     `Pushforward`, if W is invertible and there is no noise.
 
     Args:

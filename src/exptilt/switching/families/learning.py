@@ -1,10 +1,9 @@
 r"""Maximum likelihood of a switching family: transition matrix, discounts and laws of rest.
 
-They are functions of free numbers: rows of the transition matrix of logits, the last of them against the
-diagonal's; a discount of its logit; a positive parameter of a law of rest of its logarithm, a matrix of its
-Cholesky factor. The
-log-likelihood of the compiled filter is climbed with gradients by central differences, a few microseconds
-an observation each. Standard errors are from its curvature, by the delta method.
+Each is a function of unconstrained numbers (`Free`): rows of the transition matrix of logits against the
+diagonal entry, a discount of its logit, a positive parameter of a law of rest of its logarithm, a matrix of
+its Cholesky factor. The log-likelihood of the compiled filter is climbed with gradients by central
+differences. Standard errors come from its curvature, by the delta method.
 """
 
 from collections.abc import Sequence
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 FamilyFit = Fit  # the name in older pickles
 PARTS = ("transition", "discount", "rest")
-LEAST = 1e-6  # discount: below it nothing is left of what was known
+LEAST = 1e-6  # least discount: below it nothing of the earlier belief is left
 
 
 class Chosen:
-    """Learned parameters of a model, and the vector of free numbers that stands for them."""
+    """The learned parameters of a model as functions of a vector of unconstrained numbers."""
 
     def __init__(self, model: "SwitchingFamily", fixed: Sequence[str]) -> None:
         self.moves = [move for move in model.dynamics if isinstance(move, DiscountedDynamics)]
@@ -58,7 +57,7 @@ class Chosen:
         self.free = Free(self.begin, masks, bounds=bounds) if masks else None
 
     def natural(self, theta: Tensor) -> dict[str, Tensor]:
-        """Parameters by name, from the vector of free numbers."""
+        """Learned parameters by name, from the vector."""
         assert self.free is not None
         out = self.free.natural(theta)
         if "discount" in out:
@@ -68,7 +67,7 @@ class Chosen:
         return out
 
     def every(self, natural: dict[str, Tensor]) -> dict[str, Any]:
-        """Transition, discounts and laws of rest (batch ``(M,)``), learned or as they were."""
+        """Transition, discounts and laws of rest (batch ``(M,)``): learned, or the model's where fixed."""
         all_of = {name: torch.from_numpy(x) for name, x in self.values.items()} | natural
         return all_of | {"rest": self.kind(**{name: all_of[name] for name in self.parts})}
 

@@ -1,6 +1,6 @@
 r"""Switching models whose state is a conjugate exponential family (THEORY E3).
 
-The state ξ is the parameter of what is observed: the rate of counts, the probability of an event, a mean and
+The state ξ is the parameter of the observed law: the rate of counts, the probability of an event, a mean and
 variance. The belief about it, in each mode, is a member of the family conjugate to the observation. One step:
 
     a belief is moved by the dynamics of the mode it goes to,   belief_i → D_j(belief_i);
@@ -11,10 +11,10 @@ variance. The belief about it, in each mode, is a member of the family conjugate
     IMM    collapses by w_{i|j} = e^{λ_i} π_ij / c_j first, then M components
     GPB1   collapses all modes to one belief, then M components
 
-**Smoothing.** P(mode before = i | mode = j, y) is taken from the observations up to mode j's, as in Kim's
-smoother but for the last of them, which GPB2 has weighed already. Discounting says how much of the evidence
-of earlier observations is left, not how states go together; given the modes, the evidence of later ones is
-discounted alike on its way back:
+**Smoothing.** P(mode before = i | mode = j, y) uses the observations up to mode j's own; Kim's smoother
+leaves that last one out, which GPB2 has already weighed. Discounting defines how much evidence of earlier
+observations is left, but no joint law of successive states; given the modes, evidence of later observations
+is discounted in the same way on its way back:
 
     r_t = δ_{t+1} (e(y_{t+1}) + r_{t+1}),     belief given all of y:  θ_t + r_t
 
@@ -24,8 +24,8 @@ agree on the last one: the same pass over M^{k−1} windows of modes. With k > T
 
 Discounted Gammas, Betas, Dirichlets, NormalGammas, NormalInverseWisharts, Wisharts and Gaussians, and pushed
 Gammas, go through the compiled core (``csrc/families/conjugate.hpp``), pushed Gaussians through that of
-`SwitchingLinearGaussian`; other beliefs and dynamics, and models of which a derivative is wanted, through the
-families' own functions, step by step.
+`SwitchingLinearGaussian`. Other beliefs and dynamics, and models that require a derivative, use the families'
+own functions, step by step.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class SwitchingFamily:
     Args:
         transition: ``(M, M)``, [i, j] = P(mode j next | mode i now).
         prior: the belief before the first step, batch ``()`` or ``(M,)``.
-        likelihood: a family conjugate to the prior, or a member that holds what is known; see
+        likelihood: a family conjugate to the prior, or a member of it that holds the known parameters; see
             `families.posterior`.
         dynamics: a map of beliefs for each mode, such as `DiscountedDynamics` or `LinearDynamics`.
         initial_probability: ``(M,)``, of the mode before the first step; uniform if not given.
@@ -152,15 +152,15 @@ class SwitchingFamily:
                     f"SwitchingFamily: prior is {own}, dynamics[{j}] rests at {other}. "
                     "Pass the same family in the same dimension."
                 )
-        predictive(self.prior, self.likelihood)  # refuses what is not conjugate
+        predictive(self.prior, self.likelihood)  # raises unless they are conjugate
 
     @cached_property
     def _size(self) -> int:
-        """K, how many numbers the natural parameter has."""
+        """K, the size of the natural parameter."""
         return self.prior.natural_parameter.shape[-1]
 
     def _series(self, y: Any, what: str) -> tuple[Data, Tensor, Tensor]:
-        """The data, observations ``(rows, D)`` and which are there ``(rows,)``; others hold any value."""
+        """The data, observations ``(rows, D)``, and where they are not missing ``(rows,)``."""
         caller = f"SwitchingFamily.{what}"
         if isinstance(y, Tensor) and y.is_floating_point() and y.ndim in (2, 3) and y.numel():
             starts = np.arange(0, y.shape[:-1].numel() + 1, y.shape[-2])
@@ -182,8 +182,8 @@ class SwitchingFamily:
                 return data, rows.nan_to_num(), there
             some = rows[there]
             finite(caller, y=some)
-            wide = rows.where(there.unsqueeze(-1), some[0])  # a missing one is as good as any that is there
-        self._evidence(wide[:1])  # refuses another dimension
+            wide = rows.where(there.unsqueeze(-1), some[0])  # fill missing rows with a valid one
+        self._evidence(wide[:1])  # raises if the dimension is wrong
         inside = supports(self.likelihood, wide)
         if inside is not None and not bool(inside.all()):
             row = int((~inside).nonzero()[0])
@@ -198,7 +198,7 @@ class SwitchingFamily:
         return data, wide, there
 
     def _evidence(self, y: Tensor) -> Tensor:
-        """What observations ``(..., D)`` add to the natural parameter, ``(..., K)``."""
+        """The evidence e(y) ``(..., K)`` of observations ``(..., D)``."""
         found = evidence_of(self.prior, self.likelihood)(y)
         size = self._size
         if found.shape[-1] != size:
@@ -213,7 +213,7 @@ class SwitchingFamily:
 
     @cached_property
     def _is_compiled(self) -> bool:
-        """Whether the core has these beliefs and dynamics."""
+        """Whether the compiled core supports these beliefs and dynamics."""
         if all(isinstance(move, DiscountedDynamics) for move in self.dynamics):
             return type(self.prior) in COMPILED
         return isinstance(self.prior, Gamma) and all(isinstance(m, LinearDynamics) for m in self.dynamics)
@@ -230,7 +230,7 @@ class SwitchingFamily:
         return [x for x in parts if isinstance(x, Tensor)]
 
     def _pass(self, y: Any, method: str, what: str) -> tuple[Passed, Data, Tensor, Tensor]:
-        """The pass over all series, the data, and the observations with which of them are there."""
+        """Filter all series; returns the pass, the data, the observations and where they are not missing."""
         data, rows, there = self._series(y, what)
         slow = derivatives_wanted([rows, *self._tensors])
         if not slow and self._is_compiled:
@@ -273,7 +273,7 @@ class SwitchingFamily:
         )
 
     def filter(self, y: SeriesLike, *, method: str = "gpb2") -> Filtered["SwitchingFamily"]:
-        """The mode and the state after each observation.
+        """Mode probabilities and beliefs after each observation.
 
         Args:
             y: ``(T, D)``, ``(B, T, D)`` or a list of series; tensors, numpy, pandas or lists, whole numbers
@@ -291,13 +291,13 @@ class SwitchingFamily:
         )
 
     def smooth(self, y: SeriesLike, *, method: str = "gpb2", lag: int = 1) -> Smoothed:
-        """The mode and the state at each step, given the whole series; derivatives are not kept.
+        """Mode probabilities and beliefs at each step given the whole series, without derivatives.
 
         Args:
             y: as for `filter`.
             method: the filter underneath: "gpb2", "imm", "gpb1", or "gpb3" and so on.
-            lag: how many modes components must share to be merged: with "gpb2" a lag of L is "gpb{L+1}". The
-                error falls and the cost grows with it, as of a model of M^lag modes.
+            lag: components that agree on their last `lag` modes are merged; a lag of L with "gpb2" is
+                "gpb{L+1}". The error falls with the lag; the cost is that of a model of M^lag modes.
         """
         model, name, M = self._windowed(method, whole("SwitchingFamily.smooth", "lag", lag), "smooth")
         with torch.no_grad():
@@ -348,7 +348,7 @@ class SwitchingFamily:
         if len(moves) < len(self.dynamics):
             raise ArgumentError(
                 "SwitchingFamily.smooth: the dynamics are neither all discounted, nor all pushed Gaussians, "
-                "so how their states go together is not known. Use filter."
+                "so there is no joint law of successive states. Use filter."
             )
         belief, centre = passed.belief, centre_of(self.prior, rows, there)
         evidence = self._evidence(rows if centre is None else rows - centre) * there.unsqueeze(-1)
@@ -360,7 +360,7 @@ class SwitchingFamily:
         return probability, pairs, found if centre is None else moved(found, centre)
 
     def most_likely_path(self, y: SeriesLike, *, method: str = "gpb2") -> Values:
-        """The likeliest sequence of modes, given the whole series.
+        """The most likely sequence of modes given the whole series.
 
         Args:
             y: as for `filter`.
@@ -406,13 +406,13 @@ class SwitchingFamily:
         Args:
             y: ``(T, D)`` or ``(B, T, D)``, as for `filter`; of several series the likelihoods are multiplied.
             method: the filter whose likelihood is climbed.
-            fixed: what stays as it is, of "transition", "discount" and "rest".
+            fixed: which of "transition", "discount" and "rest" are not learned.
             restarts: how many more starts, drawn around this model.
-            spread: their standard deviation, in logarithms and logits.
+            spread: standard deviation of these starts, in logarithms and logits.
             max_steps: of each start.
             tolerance: stop when the log-likelihood rises by less than this.
             generator: randomness of the restarts.
-            progress: show a bar always, never, or (None) where somebody looks.
+            progress: show a bar: True, False, or None for only on a terminal.
         """
         choice("SwitchingFamily.fit", "method", method, METHODS)
         data, rows, there = self._series(y.detach() if isinstance(y, Tensor) else y, "fit")
@@ -443,10 +443,10 @@ class SwitchingFamily:
         draws: int = 4000,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Central intervals of the observations to come, from draws of their law.
+        """Central intervals of the next observations, from draws of their law.
 
         Args:
-            post: what the filter found.
+            post: a result of `filter`.
             steps: how many observations ahead.
             levels: the probability of each interval.
             draws: how many.

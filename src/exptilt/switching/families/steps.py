@@ -1,4 +1,4 @@
-"""A pass step by step with the families' own functions: any beliefs and dynamics, derivatives kept."""
+"""The filter step by step in torch, for any beliefs and dynamics, with derivatives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def own(model: "SwitchingFamily", belief: ExponentialFamily) -> ExponentialFamily:
-    """D_j(belief_j) of a belief ``(..., M)``."""
+    """Each mode's belief moved by its own dynamics, D_j(belief_j), ``(..., M)``."""
     moved = [move(belief[..., j]) for j, move in enumerate(model.dynamics)]
     return type(belief).stack(moved, -1)
 
@@ -40,11 +40,11 @@ class FamilyMoves:
     row: Tensor | None
 
     def read(self, law: ExponentialFamily, i: int, j: int) -> ExponentialFamily:
-        """Modes read each other's beliefs as they are."""
+        """The belief itself: all modes use one family."""
         return law
 
     def carry(self, law: ExponentialFamily, j: int) -> tuple[ExponentialFamily, Tensor, int]:
-        """The belief moved by mode j, given what is seen, and its log marginal likelihood."""
+        """The belief moved by mode j and updated by the observation, and its log marginal likelihood."""
         law = self.model.dynamics[j](law)
         if self.row is None:
             return law, torch.zeros_like(self.model.transition[0, 0]), 0

@@ -1,1 +1,1 @@
-"""What is known of modes and states given data: filters, smoothers, forecasts, likely paths and draws."""
+"""Laws of modes and states given data: filters, smoothers, forecasts, most likely paths and draws."""

@@ -1,4 +1,4 @@
-"""One call for all filters of linear modes: it brings data and model into the kernels' form and runs them."""
+"""`filter_series` brings data and linear models into the kernels' form and runs any of the filters."""
 
 from collections.abc import Sequence
 
@@ -67,7 +67,7 @@ def filter_problem(
     particles: int = 500,
     generator: torch.Generator | None = None,
 ) -> Filtered[Model]:
-    """`filter_series` for a problem that has been prepared."""
+    """`filter_series` for a problem that `prepare` has made."""
     check_method(method, "filter", "exact", "rbpf")
     data, (M, n, _) = problem.data, problem.sizes
     ess, tensors = None, None
@@ -95,7 +95,7 @@ def filter_problem(
 
 
 def run(problem: Problem, method: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Log-likelihood terms, and what `Stored` holds from `log_mode` to `mixing`, graphs kept."""
+    """Log-likelihood terms and the arrays of `Stored` from `log_mode` to `mixing`, with their graphs."""
     if method == "exact":
         terms, *rest = filter_exact(problem)
     elif problem.wants_grad:

@@ -1,4 +1,4 @@
-"""Forecasts: the filtered law carried on with nothing observed.
+"""Forecasts: the filtered law predicted over steps without observations.
 
 The mode probabilities move by ``mu @ transition`` and the moments of each mode by collapse and prediction,
 which commute, so means and covariances are exact given the filtered ones. Intervals are quantiles of the
@@ -78,7 +78,7 @@ def check_forecast(steps: int, level: float) -> None:
 def steps_ahead(
     models: Sequence[ModelParameters], data: Data, steps: int, inputs: SeriesLike | None
 ) -> Problem:
-    """The models over the steps after each series' end, with nothing observed yet."""
+    """A problem over the steps after the end of each series, with every observation missing."""
     known, most = min((one.steps for one in models if one.steps), default=None), data.lengths.max()
     if known is not None:
         if most + steps > known:
@@ -103,7 +103,7 @@ def forecast(
     inputs: SeriesLike | None,
     level: float,
 ) -> Forecast:
-    """Carry the filtered law of each series on: log P(mode) ``(B, M)``, mode means and mode covariances."""
+    """Forecast from the filtered law of each series: log P(mode) ``(B, M)``, mode means and covariances."""
     check_forecast(steps, level)
     problem, M = steps_ahead(models, data, steps, inputs), models[0].modes
     p = problem.parameters
@@ -129,7 +129,7 @@ def arranged(
     covs: np.ndarray,
     *moments: np.ndarray,
 ) -> Forecast:
-    """The forecast, from rows: mode probabilities, moments of y by mode, those over modes, those of x."""
+    """The forecast, from rows of mode probabilities and of moments: of y by mode, of y over modes, of x."""
     edges = interval(level, probability, means, covs)
     values = (*moments[:2], *edges, probability, *moments[2:])
     names = ("output", None, "output", "output", "mode", "state", None)
@@ -139,7 +139,7 @@ def arranged(
 
 
 def ahead_of(data: Data, steps: int) -> Data:
-    """The layout of the steps ahead: as the data, with an index that goes on where theirs ends."""
+    """The layout of the steps ahead: that of the data, with their index continued."""
     starts = np.arange(data.series + 1) * steps
     index = None if data.index is None else tuple(_continue(old, steps) for old in data.index)
     layout = "batch" if data.layout == "list" and data.kind != "pandas" else data.layout

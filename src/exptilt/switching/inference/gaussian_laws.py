@@ -1,4 +1,4 @@
-"""The laws that a filter of linear modes leaves, and what follows from them.
+"""Laws of a filter of linear modes, and the predictions and innovations that follow from them.
 
 A linear map and a collapse commute, so predicted moments, innovations and forecasts follow exactly from the
 mode probabilities and moments of each mode that the recursion itself keeps.
@@ -21,7 +21,7 @@ from .results import Laws
 
 
 class Computed(NamedTuple):
-    """The arrays of `Stored` as other filters than the compiled ones make them, or with a graph."""
+    """The same arrays as `Stored`, from filters that are not compiled, or with a graph."""
 
     log_likelihood: torch.Tensor | np.ndarray
     terms: torch.Tensor | np.ndarray
@@ -32,14 +32,14 @@ class Computed(NamedTuple):
 
 
 class GaussianLaws(Laws):
-    """Laws of linear modes; arrays are taken from what a filter stored when they are asked for.
+    """Laws of linear modes, read from the filter's arrays when they are first used.
 
     Args:
         models: one for all series, or one for each.
         method: the filter.
         data: the data.
         parameters: the models, as the kernels take them.
-        found: a `Stored`, or the same by other means: `Computed`.
+        found: a `Stored` or a `Computed`.
         ess: effective numbers of particles.
         tensors: log mode probabilities and moments with their graph, where a derivative is wanted.
         flat: the parameters with their graph.
@@ -109,7 +109,7 @@ class GaussianLaws(Laws):
             )
 
     def forecast(self, post: Any, steps: int, inputs: SeriesLike | None, level: float) -> Forecast:
-        """Carry the law after the last step on."""
+        """Forecast from the law after the last step."""
         return forecast(self.models, self.data, post._end, steps, inputs, level)
 
     def known(self, name: str) -> Any:

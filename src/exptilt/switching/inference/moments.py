@@ -28,7 +28,7 @@ def mixture(weight: A, mean: A, cov: A) -> tuple[A, A]:
     if isinstance(cov, torch.Tensor) and cov.requires_grad and (infinite := torch.isinf(cov)).any():
         limit = unknown(mixture(weight.detach(), mean.detach(), cov.detach())[1])
         mean, finite = mixture(weight, mean, torch.where(infinite, 0.0, cov))
-        return mean, torch.where(infinite.any(-3), limit, finite)  # what is infinite has no derivative
+        return mean, torch.where(infinite.any(-3), limit, finite)  # infinite moments have no derivative
     einsum = torch.einsum if isinstance(weight, torch.Tensor) else np.einsum
     out = einsum("...j,...jk->...k", weight, mean)
     delta = mean - out[..., None, :]
@@ -37,7 +37,7 @@ def mixture(weight: A, mean: A, cov: A) -> tuple[A, A]:
 
 
 def terms(H: torch.Tensor, cov: torch.Tensor, R: torch.Tensor) -> torch.Tensor:
-    """How large the terms are that the rows of H P H' + R are sums of, ``(..., m)``."""
+    """Size of the terms that are summed on the diagonal of H P H' + R, ``(..., m)``."""
     own = R.diagonal(dim1=-2, dim2=-1)
     return own + ((H * H) @ cov.diagonal(dim1=-2, dim2=-1)[..., None])[..., 0]
 
@@ -67,9 +67,9 @@ def joseph(K: torch.Tensor, H: torch.Tensor, cov: torch.Tensor, R: torch.Tensor)
 
 
 def rauch(x: A, P: A, J: A, F: A, Q: A, gap: A, later: A | float) -> tuple[A, A]:
-    """Moments of x, of covariance P, by Rauch's gain J, given the next state F x + c + noise of covariance Q.
+    """Smoothed mean and covariance of x ~ (x, P) by Rauch's gain J; the next state is F x + c + N(0, Q).
 
-    That one has a mean `gap` away from what was predicted, and covariance `later`.
+    `gap` is the smoothed mean of the next state less its prediction, `later` its smoothed covariance.
     """
     xp: Any = torch if isinstance(P, torch.Tensor) else np
     left = xp.eye(P.shape[-1], dtype=P.dtype) - J @ F
@@ -101,7 +101,7 @@ def step_ahead(
 
 
 def unknown(cov: A) -> A:
-    """Covariances with infinity in place of NaN, which is what sums of infinities give."""
+    """Covariances with NaN, which sums of infinities give, replaced by infinity."""
     xp: Any = torch if isinstance(cov, torch.Tensor) else np
     return xp.where(xp.isnan(cov), xp.inf, cov)  # type: ignore[no-any-return]
 

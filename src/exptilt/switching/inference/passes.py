@@ -1,8 +1,8 @@
 """Passes over series beyond the filter: its derivatives, smoothing, particles (csrc/switching/passes.cpp).
 
-Series are independent, and torch's threads take them in turn. Sums over series, of the derivatives in
-parameters that all series share and of what EM needs, are made for chunks of series first. How many chunks
-there are depends on the sizes of the problem alone, so results do not depend on the number of threads.
+Series are independent, and torch's threads take them in turn. Sums over series (derivatives in shared
+parameters, sums for EM) are first made for chunks of series. The number of chunks depends on the sizes of the
+problem alone, so results do not depend on the number of threads.
 """
 
 import ctypes
@@ -17,12 +17,12 @@ from .plain.diffuse import as_row, smooth_first
 from .problem import Problem, as_arrays
 from .run import Lead, check_failures, lead_in, over_series, run_filter
 
-CHUNKS = 64  # at most so many sums over series, and so many threads
-ROOM = 2**22  # numbers that these sums may take together, as long as there are eight
+CHUNKS = 64  # largest number of chunks, and so of threads
+ROOM = 2**22  # largest number of floats in the sums of all chunks, unless there are eight chunks or fewer
 
 
 class FilterTerms(torch.autograd.Function):
-    """What a filter gives, differentiable in data and parameters, but for the mixing probabilities."""
+    """Results of a filter, differentiable in data and parameters, except the mixing probabilities."""
 
     @staticmethod
     def forward(
@@ -62,7 +62,7 @@ def filter_terms(problem: Problem, method: str) -> tuple[torch.Tensor, ...]:
     data, lead = problem.data, lead_in(problem, method)
     apply: Any = FilterTerms.apply
     left = torch.zeros(data.series, 0, dtype=torch.float64)
-    if lead:  # what the first steps leave, as the adjoint writes its derivative
+    if lead:  # the law after the first steps, in the layout of its derivative
         ends = [steps[-1] for steps in lead]
         laws = [[torch.cat([law.mean, law.P.reshape(-1)]) for law in end.laws] for end in ends]
         left = torch.stack([torch.cat([*row, end.log_mode]) for row, end in zip(laws, ends, strict=True)])
@@ -77,9 +77,9 @@ def filter_terms(problem: Problem, method: str) -> tuple[torch.Tensor, ...]:
 
 
 def run_adjoint(run: Run, method: str, bars: Bars) -> tuple[Parameters, np.ndarray, np.ndarray]:
-    """Derivatives of ``bars · results`` in the parameters, in the data, and in what steps done before left.
+    """Derivatives of ``bars · results`` in the parameters, in the data, and in the law after the first steps.
 
-    Those in the parameters and data have their shapes, the last ``(series, M (n + n²) + M)``.
+    The first two have the shapes of parameters and data, the last is ``(series, M (n + n²) + M)``.
     """
     p, y_bar, series = run.p, np.zeros(run.y.shape), len(run.starts) - 1
     M, n, _ = sizes_of(p)
@@ -107,8 +107,8 @@ def run_smoother(
 ) -> Smoothing:
     """The backward pass over all series of a filter's run; with `regressors` (rows, q), EM's sums too.
 
-    `lead` holds the steps of the run that are not the kernel's. With `over` what the filter left is written
-    over, row by row as it is used; pairs then have columns only if the filter kept mixing probabilities.
+    `lead` holds the first steps, which are not the kernel's. With `over` the smoother overwrites the filter's
+    rows in place; pairs then have columns only if the filter kept mixing probabilities.
     """
     (M, n, _), rows, series = sizes_of(run.p), len(run.y), len(run.starts) - 1
     known = np.empty((rows, 0)) if regressors is None else np.ascontiguousarray(regressors)
@@ -117,7 +117,7 @@ def run_smoother(
     laws += [np.empty((series, k)) for k in sizes]
     chunks = min(series, CHUNKS) if regressors is not None else series
     sums = np.zeros((chunks if regressors is not None else 0, M, 1 + z * z + n * z + n * n))
-    frame = described(run, "gpb2")  # which filter it was makes no difference
+    frame = described(run, "gpb2")  # the pass back is the same for every filter
     fields = dict(zip(Smoothing._fields, laws, strict=False)) | {"regressors": known, "known": known.shape[1]}
     fields |= {"run": ctypes.addressof(frame), "chunks": chunks, "sums": sums}
     over_series("smooth_back", filled("Smoothing", **fields), run.starts)
@@ -137,9 +137,9 @@ def run_particles(
     generator: torch.Generator | None,
     keep: bool = False,
 ) -> tuple[Run, np.ndarray, Cloud]:
-    """Filter with `particles` particles: what other filters return, effective sample sizes, the particles.
+    """Filter with particles; returns the run, effective sample sizes, and the particles.
 
-    The last have rows only if they are to be kept.
+    The particles have rows only with `keep`.
     """
     kept, n = len(y) if keep else 0, sizes_of(p)[1]
     cloud = Cloud(

@@ -1,9 +1,9 @@
-"""A model and data brought together in the form that the kernels take.
+"""A model and data together, in the form of the kernels.
 
-The parameters of a model of plain arrays, without inputs, are brought into it once and kept with the model
-(`kept_parameters`), so that a short filter takes little more than its kernel. A diffuse initial state
-(``inf`` on the diagonal of the initial covariance) has no variance here, and is dealt with in `diffuse.py`.
-Particles and posterior draws have no such limit, and refuse it (`proper`).
+Parameters of a model of numpy arrays without inputs are converted once and kept with the model
+(`kept_parameters`), so that filtering a short series takes little more than the kernel. A diffuse initial
+state (``inf`` on the diagonal of the initial covariance) has variance 0 here; `diffuse.py` takes the limit.
+Particles and posterior draws need a proper law, and refuse diffuse states (`proper`).
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Problem:
         first: 1 if the initial law is the prior of the first observation.
         sizes: M, n, m.
         diffuse: ``(n,)``, True for states that start diffuse.
-        begins_diffuse: whether any does.
+        begins_diffuse: whether there are such states.
         given: the parameters as tensors with their graphs, or as arrays.
     """
 
@@ -60,7 +60,7 @@ class Problem:
 
     @property
     def wants_grad(self) -> bool:
-        """Whether a derivative is asked for."""
+        """Whether data or parameters require a derivative."""
         asked = self.data.requires_grad
         if not isinstance(self.given, Parameters):
             asked = asked or any(value.requires_grad for value in self.given)
@@ -90,7 +90,7 @@ class Matrices:
 
 
 def stopped(where: str, mode: int, modes: int) -> ArgumentError:
-    """The error for a step that could not be done in a mode, or (`mode` = M) in any."""
+    """The error for a step that failed in a mode, or (`mode` = M) in all of them."""
     if mode == modes:
         return ArgumentError(
             f"{where} the observation has zero density in every mode that can be reached. "
@@ -104,7 +104,7 @@ def stopped(where: str, mode: int, modes: int) -> ArgumentError:
 
 
 def as_arrays(flat: tuple[torch.Tensor, ...], first: int) -> Parameters:
-    """The kernel's view of `Problem.flat`."""
+    """`Problem.flat` as arrays for the kernel."""
     return Parameters._make([*(np.ascontiguousarray(value.detach().numpy()) for value in flat), first])
 
 
@@ -145,7 +145,7 @@ def prepare(
     what: str,
     proper: bool = False,
 ) -> Problem:
-    """Read the data and inputs and bring them together with the model; `what` is the caller, for messages.
+    """Read data and inputs and make the problem; `what` is the caller, for messages.
 
     In place of one model there may be a list, one for each series. With `proper` diffuse states are refused.
     """
@@ -173,7 +173,7 @@ def prepare(
 
 
 def _joined(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """One parameter of many models, one after the other; one that varies in time makes the others long."""
+    """One parameter of many models, stacked; if one varies in time, the others are repeated over time."""
     if values[0].ndim == 3:
         length = max(value.shape[1] for value in values)
         values = tuple(value.expand(-1, length, -1) for value in values)
@@ -181,7 +181,7 @@ def _joined(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 class _Kept:
-    """A model's parameters in the form of the kernels, and what else does not depend on the data."""
+    """A model's parameters in the form of the kernels, and other values that depend on the model alone."""
 
     __slots__ = ("begins_diffuse", "diffuse", "own", "parameters", "sizes", "steps", "written")
 
@@ -230,8 +230,8 @@ _kept: WeakKeyDictionary[ModelParameters, _Kept] = WeakKeyDictionary()
 def kept_parameters(model: ModelParameters) -> _Kept | None:
     """Kernel parameters of a model of plain arrays without inputs; None for other models.
 
-    What is kept are the model's own arrays, so that writing into them has its effect; the two that others are
-    computed from are compared.
+    The kept arrays share memory with the model's, so writing into these takes effect; the two that are
+    converted, probability and covariance of the initial law, are compared at every call.
     """
     found = _kept.get(model)
     if found is None:
@@ -249,7 +249,7 @@ def kept_parameters(model: ModelParameters) -> _Kept | None:
 
 
 def pose(model: ModelParameters, data: Data, inputs: torch.Tensor, what: str) -> Problem:
-    """The problem for data and inputs that have been read: what a fit calls at every step, without checks."""
+    """The problem for data and inputs that are already read; a fit calls this at every step."""
     kept = kept_parameters(model)
     steps = model.steps if kept is None else kept.steps
     if steps is not None and data.lengths.max() > steps:

@@ -1,8 +1,8 @@
-"""What filters and smoothers return: one class each, over the laws of any kind of model.
+"""Results of filters and smoothers: one class each, over the laws of any kind of model.
 
-`Laws` holds, for each row and mode, what the recursion left: mode probabilities and the law of the state.
-Moments over modes follow when asked for. Linear modes know more (`gaussian_laws.py`); modes that are
-functions have angles in their means, and beliefs in a family are its members.
+`Laws` holds mode probabilities and the law of the state for each row and mode. Moments over modes are
+computed when first used. Subclasses add predictions (linear modes, `gaussian_laws.py`), angles in means
+(modes that are functions) and laws in other families (beliefs).
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Laws:
 
 
 def shown(take: Callable[[Any], Any], names: str | None, doc: str) -> Any:
-    """A property that shows what `take` makes of a result in the layout of the data, columns by `names`."""
+    """A property: `take` of the result, in the layout of the data; `names` labels the columns."""
 
     def get(self: Any) -> Any:
         return arrange(take(self), self.data, names, last=self._last)
@@ -80,7 +80,7 @@ def shown(take: Callable[[Any], Any], names: str | None, doc: str) -> Any:
 
 
 def of_linear(name: str, names: str | None, doc: str) -> Any:
-    """A property that filters of linear modes alone have."""
+    """A property that exists for linear modes only."""
     return shown(lambda s: s._law.known(name), names, doc)
 
 
@@ -222,9 +222,9 @@ class Filtered(ByMode, Generic[AnyModel]):
 
     @property
     def laws_kept(self) -> int | None:
-        """How many laws go from step to step: 1 for GPB1, M for IMM and GPB2, M^{k−1} for GPB_k.
+        """Number of laws kept from step to step: 1 for GPB1, M for IMM and GPB2, M^{k−1} for GPB_k.
 
-        With "exact" as many as there are paths at the end of the longest series; None for particles.
+        With "exact" the number of paths at the end of the longest series; None for particles.
         """
         first = 0 if self.parameters is None else self.parameters.first
         M, steps = self._law.log_mode.shape[1], int(self.data.lengths.max()) + 1 - first

@@ -17,9 +17,9 @@ Lead = list[list[Stepped]]
 
 
 def over_series(kernel: str, frame: Any, starts: np.ndarray, least: int = 500) -> int:
-    """Call a kernel whose threads take series in turn, on torch's threads with `least` rows for each.
+    """Run a kernel over all series on at most torch's number of threads, with `least` rows or more for each.
 
-    Returns the sum of what they return: of a filter, how many series had to stop.
+    Returns the sum of the kernel's return values; for a filter, the number of series that failed.
     """
     threads = 1
     if len(starts) > 2:
@@ -28,7 +28,7 @@ def over_series(kernel: str, frame: Any, starts: np.ndarray, least: int = 500) -
 
 
 def lead_in(problem: Problem, method: str) -> Lead:
-    """The steps of each series in which something is diffuse."""
+    """The first steps of each series, as long as something is diffuse."""
     if not problem.begins_diffuse:
         return []
     each = enumerate(problem.data.cuts)
@@ -67,7 +67,7 @@ def run_filter(
 
 
 def check_failures(failure: np.ndarray, what: str, count: int, modes: int | None = None) -> None:
-    """Turn a kernel's note of where it stopped into an error; of `count` modes, or windows of `modes`."""
+    """Raise the error for a failed series; the kernel has `count` modes, or windows of `modes` modes."""
     modes = modes or count
     for series in np.flatnonzero(failure[:, 0] >= 0)[:1]:
         t, mode = failure[series].tolist()

@@ -1,14 +1,15 @@
 """Drawing from a model: forwards, and from the posterior given data.
 
 Posterior draws go forwards with a filter and backwards with draws: the last mode and state from the filtered
-law, then, for t = T − 1 … 1,
+law, then for t = T − 1 … 1
 
     P(s_t = j | s_{t+1} = k, x_{t+1})  ∝  μ_j π_jk N(x_{t+1}; F x_j + c_k, F P_j F' + Q_k)
     x_t | j, x_{t+1}  Gaussian, by Rauch's gain
 
-with F = W_k (times the map from j to k). Given one mode they are exact; with a collapsed filter as good as
-its mode-conditioned moments. With particles (``method="rbpf"``) j runs over particles, each with a weight, a
-mode and a Gaussian, in place of modes: nothing is collapsed, and draws are exact as particles become many.
+with F = W_k (times the map from j to k). They are exact if there is one mode; with a collapsed filter they
+are as good as its moments by mode. With particles (``method="rbpf"``) j runs over particles, each with a
+weight, a mode and a Gaussian, in place of modes: nothing is collapsed, and draws are exact as particles
+become many.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
-"""Given the whole series: the law of modes and states, and the most likely sequence of modes.
+"""Smoothed laws of modes and states, and the most likely sequence of modes, given the whole series.
 
 Viterbi's recursion keeps for each mode j only the best way into it:
 
     score_j = max_i  score_i + log π_ij + log p_j(y_t | the Kalman filter along the path kept for i)
 
 It is GPB2 with the collapse replaced by a choice, and so one of the methods of csrc/switching/switching.hpp.
-With no continuous state to remember (a hidden Markov model) that is Viterbi's algorithm and exact.
+Without a continuous state (a hidden Markov model) this is Viterbi's algorithm, and exact.
 """
 
 from collections.abc import Sequence

@@ -5,10 +5,10 @@ components that agree on all of these. That is GPB2 of a model whose "modes" are
 
     w = (s_{t−k+2}, …, s_t),    P(w' | w) = π(s_t, s_{t+1}) if w' is w moved on by one mode, else 0,
 
-each with the matrices of its newest mode. Nothing else is new: filter, gradient, smoother and diffuse starts
-are those of GPB2, and the laws of the windows that end alike are merged at the end, which changes no moment.
-Before the first step there is no past; each window that ends in s_0 gets the same share of its probability
-and the same law, so what is merged there is alike, and the likelihood is exact while k > t.
+each with the matrices of its newest mode. Filter, gradient, smoother and diffuse starts are those of GPB2;
+the laws of windows with the same newest mode are merged at the end, which changes no moment. Before the first
+step there is no past: windows that end in s_0 share its probability equally and have its law, so merging them
+loses nothing, and the likelihood is exact while k > t.
 
 A window's number in base M spells its modes, the newest in the last place.
 """
@@ -24,7 +24,7 @@ from ..arrays import METHODS, Parameters
 from .moments import mixture
 from .problem import Problem
 
-MOST = 1024  # windows; their transition matrix then has a million entries
+MOST = 1024  # largest number of windows; their transition matrix then has a million entries
 
 
 def collapse_order(method: str) -> int:
@@ -34,7 +34,7 @@ def collapse_order(method: str) -> int:
 
 
 def check_method(method: str, what: str, *others: str, argument: str = "method") -> None:
-    """Refuse a name that is no collapse ("imm", "gpb1", "gpb2", "gpb3" …) and not among the others."""
+    """Raise unless `method` is "imm", "gpb1", "gpb2", "gpb3" … or one of `others`."""
     if method not in (*METHODS, *others) and collapse_order(method) < 3:
         names = ", ".join(f'"{name}"' for name in (*METHODS, "gpb3", "gpb4"))
         more = "".join(f', "{name}"' for name in others)

@@ -1,1 +1,1 @@
-"""Parameters from data: EM and maximum likelihood, over the entries that are free."""
+"""Learning of parameters by EM and maximum likelihood."""

@@ -4,9 +4,9 @@ With base probabilities P, covariates z_t and the age d = 1 … D of the present
 
     P(j next | i now, of age d, z_t)  ∝  P_ij exp(g_ij · z_t + b_i (d − 1) [j ≠ i])
 
-so that P is the law of a new regime where z = 0, and a positive b_i says that regime i is the likelier to end
-the longer it has lasted (Durland, McCurdy 1994). The age is part of the mode: regime i of age d is mode
-i D + d − 1, a semi-Markov chain as a Markov chain of M D modes.
+so that P is the transition matrix of a new regime where z = 0, and with a positive b_i regime i is more
+likely to end the longer it has lasted (Durland, McCurdy 1994). The age is part of the mode: regime i of age d
+is mode i D + d − 1, a semi-Markov chain as a Markov chain of M D modes.
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,10 @@ def stationary(transition: torch.Tensor) -> torch.Tensor:
 
 
 def stationary_states(named: Mapping[str, torch.Tensor], diffuse: np.ndarray, strict: bool) -> Named:
-    """The law of the state that each mode's own dynamics keep; diffuse states stay as they are.
+    """The stationary law of the state under each mode's dynamics; diffuse states are left as they are.
 
-    Dynamics that keep none are an error if `strict`. Else those just inside take their place, so that a climb
-    meets no cliff where they begin.
+    Dynamics without one raise an error if `strict`. Else they are scaled down to largest eigenvalue `EDGE`,
+    so that the objective of a climb has no jump there.
     """
     W, Q, c = named["dynamics"], named["process_noise"], named.get("dynamics_offset")
     if W.ndim == 4 or Q.ndim == 4 or (c is not None and c.ndim == 3):
@@ -101,7 +101,7 @@ def driven(
 
 
 def spread_out(P: torch.Tensor) -> torch.Tensor:
-    """The transition matrix ``(T, M D, M D)`` of regimes and their ages, from what `driven` gives."""
+    """The transition matrix ``(T, M D, M D)`` of regimes and their ages, from the result of `driven`."""
     T, M, D, _ = P.shape
     regime, age, to = np.indices((M, D, M))
     after = np.where(to == regime, np.minimum(age + 1, D - 1), 0) + D * to
@@ -114,7 +114,7 @@ class Chain:
     """Initial law and transitions of a fit, as functions of its named parameters.
 
     Attributes:
-        initial: "given", "stationary", or "stationary chain": its law alone, that of the state as given.
+        initial: "given", "stationary", or "stationary chain", which leaves the law of the state as given.
         inputs: ``(T, k)``, the covariates of the transitions.
         durations: D.
     """
@@ -125,11 +125,11 @@ class Chain:
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing to compute."""
+        """Whether the named parameters are those of the model, with nothing to compute."""
         return self.initial == "given" and self.inputs is None and self.durations == 1
 
     def extra(self, transition: np.ndarray) -> dict[str, np.ndarray]:
-        """Parameters that the model does not have, at their start."""
+        """Starting values of the parameters that only the fit has: effects of covariates and of age."""
         M, out = len(transition), dict[str, np.ndarray]()
         if self.inputs is not None:
             out[INPUT] = np.zeros((M, M, self.inputs.shape[1]))
@@ -138,7 +138,7 @@ class Chain:
         return out
 
     def held(self, transition: np.ndarray) -> dict[str, np.ndarray]:
-        """Masks of entries of `extra` that are not learned: those of staying, and of what cannot happen."""
+        """Masks of entries of `extra` that are not learned: staying, and transitions of probability 0."""
         if not self.extra(transition):
             return {}
         never = (transition == 0) | np.eye(len(transition), dtype=bool)
@@ -146,7 +146,7 @@ class Chain:
         return out | ({AGE: never.all(1)} if self.durations > 1 else {})
 
     def assemble(self, base: ModelParameters, named: Named, strict: bool) -> Named:
-        """The parameters of the model that `named` stands for; `strict` as for `stationary_states`."""
+        """The parameters of the model, from named ones; `strict` as for `stationary_states`."""
         if self.plain:
             return named
         every = {name: as_double(value) for name in RANKS if (value := getattr(base, name)) is not None}

@@ -8,9 +8,9 @@ moves: with D = |diag H|^½
 
 Elsewhere the climb goes on, by a Newton step or along the direction of negative curvature, or says why not.
 Projected: numbers that have run to a bound (the logit of a transition that never happens, the logarithm of a
-noise that has vanished) and no longer change the log-likelihood are left out. One that changes nothing
-wherever it is put is at no bound: the data do not determine it, as the transitions between two regimes that
-are the same. Other values of it may show a way on; else the climb has stalled.
+noise that has vanished) and no longer change the log-likelihood are left out. A number that changes nothing
+whatever its value is at no bound: the data do not determine it, as with transitions between two equal
+regimes. The climb tries other values of it; if none leads higher, it has stalled.
 """
 
 import enum
@@ -27,14 +27,14 @@ from ..._support.threads import one_blas_thread
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 Limits = tuple[int, float, bool | None]  # most steps, tolerance, whether to show a bar
-LOST = 1e-4  # curvature of the logarithm or logit of a number at its bound: standard errors of 100 and more
+LOST = 1e-4  # least curvature of a logarithm or logit that is not at its bound: a standard error of 100
 FLAT = 1e-7  # eigenvalue of the scaled Hessian that its differences cannot tell from zero
-LEAST = 1e-6  # deviation of a noise over that of the data, below which the likelihood has no bound
-FLOOR = 0.05  # the same ratio, at least, in the bounded fit that is then returned
-SAME = 1e-4  # nats between two ends that count as one
-APART = 0.02  # nats between two starts that may lead to different ends
-NOTHING = 1e-3  # nats: what changes the log-likelihood by less, wherever it is put, is not determined
-# logits over those of the start that are tried instead: chains from persistent to alternating
+LEAST = 1e-6  # least deviation of a noise over that of the data; a likelihood that rises there has no bound
+FLOOR = 0.05  # least value of this ratio in the bounded fit that is then returned
+SAME = 1e-4  # nats: ends nearer than this count as one
+APART = 0.02  # nats: starts further apart than this may lead to different ends
+NOTHING = 1e-3  # nats: a number is not determined if no value of it changes the log-likelihood by more
+# logits, relative to the start, tried for undetermined transitions: from persistent to alternating chains
 ELSEWHERE = (0.0, 1.0, 2.5, 4.0, -2.0)
 UNKNOWN = "the log-likelihood does not depend on {}"
 
@@ -56,7 +56,7 @@ class FitStatus(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """Where a climb ended.
+    """The end of a climb.
 
     Attributes:
         value: the log-likelihood.
@@ -66,9 +66,9 @@ class End:
         gradient_norm: (g' H⁻¹ g)^½, the distance to the maximum in standard errors; NaN if H is not definite.
         eigenvalues: of the Hessian of minus the log-likelihood, scaled to a diagonal of ±1, rising.
         inverse: ``(k, k)``, H⁻¹, NaN for numbers without effect, and throughout if H is not definite.
-        reason: in words, where the status needs some; "{}" stands for the name of number `which`.
-        which: the number that is to blame, −1 if none is.
-        blamed: ``(k,)``, where `which` was blamed, if that is not `point`.
+        reason: explains the status, or is empty; "{}" stands for the name of number `which`.
+        which: index of the number that `reason` is about, or −1.
+        blamed: ``(k,)``, the point that `reason` is about, if it is not `point`.
     """
 
     value: float
@@ -143,11 +143,12 @@ def climb(
         start: ``(k,)`` numbers.
         max_steps: how many at most.
         tolerance: in nats.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
         low: ``(k,)``, the least value of each number, −inf where there is none.
         bounded: ``(k,)``, True for logits and logarithms, which may run to a bound.
-        firm: whether a maximum may lie at `low`; else the likelihood has no bound there.
-        trace: log-likelihoods on the way to `start`, the last being there.
+        firm: True if a maximum may lie at `low`; False if a climb that reaches `low` shows that the
+            likelihood has no bound.
+        trace: log-likelihoods on the way to `start`, the last one at `start`.
     """
     low = np.full(len(start), -np.inf) if low is None else low
     bounded = np.zeros(len(start), dtype=bool) if bounded is None else bounded
@@ -290,7 +291,7 @@ def judge(
 def _runs_to_bound(
     evaluate: Objective, point: np.ndarray, keep: np.ndarray, direction: np.ndarray, bounded: np.ndarray
 ) -> bool:
-    """Whether logits or logarithms have run to a bound together: the value is flat one way, not the other."""
+    """Whether logits or logarithms ran to a bound together: the value is flat in one direction only."""
     if not bounded[keep[direction != 0]].all():
         return False
     whole = np.zeros(len(point))
@@ -302,7 +303,7 @@ def _runs_to_bound(
 def _changes(
     evaluate: Objective, point: np.ndarray, direction: np.ndarray, lengths: Sequence[float]
 ) -> list[float]:
-    """How far the value changes at some lengths along a direction."""
+    """Absolute changes of the value at the given lengths along a direction."""
     here = evaluate(point)[0]
     return [abs(evaluate(point + length * direction)[0] - here) for length in lengths]
 
@@ -310,9 +311,9 @@ def _changes(
 def _way_out(
     evaluate: Objective, point: np.ndarray, keep: np.ndarray, loose: np.ndarray, low: np.ndarray, limit: float
 ) -> np.ndarray | None:
-    """A better point where numbers that change nothing here have other values; None if none is found.
+    """A better point at other values of undetermined numbers (`loose`); None if none is found.
 
-    Two regimes that are the same have a curvature apart that depends on how they follow each other.
+    Whether two equal regimes can be moved apart with a gain depends on the transitions between them.
     """
     for setting in ELSEWHERE:
         there = np.where(loose, setting, point)
@@ -361,7 +362,7 @@ def climb_all(
     firm: bool = False,
     traces: Sequence[list[float]] | None = None,
 ) -> list[End]:
-    """The end of the climb from each start; one where the filter cannot run is left out, unless the first.
+    """The end of the climb from each start; later starts where the filter cannot run are left out.
 
     A bar counts the starts, or the steps of a single one.
     """
@@ -388,8 +389,8 @@ def highest(
 ) -> tuple[list[End], End, int]:
     """All ends, the best of them, and how many starts reached it.
 
-    Where a climb reaches `low` and still rises, the likelihood has no bound. The best proper maximum of the
-    other climbs takes its place, or one of new climbs that stay above `floor`; it keeps the status.
+    If a climb reaches `low` and still rises, the likelihood has no bound. The best proper maximum of the
+    other climbs, or of new climbs that stay above `floor`, is then returned with the status DEGENERATE.
     """
     ends = climb_all(evaluate, starts, limits, low, bounded, False, traces)
     for k, end in enumerate(ends):
@@ -411,7 +412,7 @@ def highest(
 
 
 def best_end(ends: Sequence[End]) -> tuple[End, int]:
-    """The highest end, of equals one that is a proper maximum; and how many starts reached it."""
+    """The highest end, a proper maximum if one is as high, and how many starts reached it."""
     top = max(ends, key=lambda end: end.value)
     alike = [end for end in ends if abs(end.value - top.value) < SAME]
     sound = [end for end in alike if end.status is FitStatus.CONVERGED]
@@ -438,7 +439,7 @@ def delta_method(
 def starts_around(
     origin: np.ndarray, restarts: int, spread: float, generator: torch.Generator | None
 ) -> list[np.ndarray]:
-    """The start itself, and others drawn around it."""
+    """`origin`, and `restarts` points drawn around it."""
     noise = [torch.randn(len(origin), dtype=torch.float64, generator=generator) for _ in range(restarts)]
     return [origin, *(origin + spread * z.numpy() * np.maximum(np.abs(origin), 1.0) for z in noise)]
 
@@ -453,8 +454,8 @@ def best_starts(
 ) -> list[np.ndarray]:
     """The first candidate, and the highest points that a few steps reach from the others.
 
-    All make half of `steps` steps, and the better third four times as many again. Ends as high as another are
-    the same maximum, perhaps with regimes in another order, and come last.
+    All make half of `steps` steps, and the better third four times as many again. Points as high as an
+    earlier one are the same maximum, perhaps with regimes in another order, and come last.
     """
     first, *others = candidates
 

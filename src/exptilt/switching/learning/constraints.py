@@ -1,8 +1,8 @@
 """Constraints between parameters, as text: ``"observation_noise[1] = 4 * observation_noise[0]"``.
 
-The left side is a parameter or a part of one, by index; it is not learned but computed from the right side,
-an expression of numbers and of (parts of) parameters with + − * / and **. In a row of transition
-probabilities the entries that are left share what remains of 1.
+The left side is a parameter or an entry of one; it is not learned but computed from the right side, an
+expression of numbers and (entries of) parameters with + − * / and **. In a row of transition probabilities
+the other entries are rescaled so that the row sums to 1.
 """
 
 import ast
@@ -60,17 +60,17 @@ def read_constraints(
                 text, f"the left side has shape {values[name][where].shape}, the right {tuple(result.shape)}"
             )
         if (masks.get(name, np.zeros_like(target)) & target).any():
-            raise _refuse(text, "its left side is already that of another constraint")
+            raise _refuse(text, "another constraint has the same left side")
         for other, place in _places(text, sides[1], values):
             if other == name and target[place].any():
-                raise _refuse(text, "its left side stands on the right too")
+                raise _refuse(text, "its left side also appears on the right")
         masks[name] = masks.get(name, np.zeros_like(target)) | target
         found.append(Constraint(text, name, where, sides[1]))
     return _in_order(found, values), masks
 
 
 def _in_order(constraints: list[Constraint], values: Mapping[str, np.ndarray]) -> list[Constraint]:
-    """The constraints so that each uses only what earlier ones have computed; circles are refused."""
+    """The constraints in an order in which each uses only the left sides of earlier ones; circles raise."""
 
     def marked(places: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
         out = dict[str, np.ndarray]()

@@ -1,6 +1,6 @@
 r"""Expectation–maximisation under the chosen collapse.
 
-The E-step is a filter and Kim's backward pass; it leaves sums of E[z z'], E[r z'], E[r r'] for each mode (see
+The E-step is a filter and Kim's backward pass; it gives sums of E[z z'], E[r z'], E[r r'] for each mode (see
 `csrc/switching/smoother.hpp`), where z = (x_{t−1}, 1, u_t), and likewise for the observations, where z =
 (x_t, 1, u_t). The M-step then is weighted regression: with Θ = (W, c, B) and noise Q,
 
@@ -11,7 +11,7 @@ over the free entries alone, which is one linear system even where entries are f
 A missing component is replaced by its mean given the state and the components that were seen, with its
 variance (a row with nothing seen says nothing about the observation and is left out).
 
-Exact EM never lowers the likelihood. A collapsed E-step may, by a little; the caller is told.
+Exact EM never lowers the likelihood. With a collapsed E-step it can fall a little; falls are counted.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ GROUPS = tuple(
 class Sums(NamedTuple):
     """Sums for a regression on z, by mode; r is the residual under the present Θ."""
 
-    total: np.ndarray  # (M,), how often the mode was met
+    total: np.ndarray  # (M,), expected number of steps in the mode
     zz: np.ndarray  # (M, C, C)
     rz: np.ndarray  # (M, R, C)
     rr: np.ndarray  # (M, R, R)
@@ -117,7 +117,7 @@ def em_step(
 
 
 def _regressors(model: ModelParameters, name: str, known: np.ndarray) -> np.ndarray:
-    """1 and the inputs, as far as the equation has an offset and an input matrix, ``(rows, q)``."""
+    """Regressors ``(rows, q)``: 1 if the equation has an offset, the inputs if it has an input matrix."""
     one = [] if getattr(model, f"{name}_offset") is None else [np.ones((len(known), 1))]
     inputs = [] if getattr(model, f"{name}_input") is None else [known]
     return np.concatenate([np.zeros((len(known), 0)), *one, *inputs], 1)
@@ -187,7 +187,7 @@ def observation_sums(
 
 
 def _columns(model: ModelParameters, group: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Matrix, offset and input matrix of an equation as ``(M, R, columns)``, those that the model has."""
+    """Matrix, offset and input matrix of an equation, if the model has them, as ``(M, R, columns)``."""
     values = {name: getattr(model, name) for name in group[:3]}
     arrays = {name: plain(value) for name, value in values.items() if value is not None}
     return {name: value[..., None] if value.ndim == 2 else value for name, value in arrays.items()}
@@ -223,7 +223,7 @@ def _regress(free: Free, model: ModelParameters, sums: Sums, group: tuple[str, .
             at = index >= 0
             np.add.at(b, index[at], (P @ rz[k]).reshape(-1)[at])
             np.add.at(A, (index[at][:, None], index[at][None, :]), np.kron(P, zz[k])[np.ix_(at, at)])
-        change = np.linalg.lstsq(A, b, rcond=1e-13)[0]  # least change where the data do not tell
+        change = np.linalg.lstsq(A, b, rcond=1e-13)[0]  # the least change, if the data do not determine it
         delta = np.where(number >= 0, change[number], 0.0)
         ends = np.cumsum([value.shape[-1] for value in columns.values()])
         for name, part in zip(columns, np.split(theta + delta, ends[:-1], -1), strict=True):
@@ -241,7 +241,7 @@ def _regress(free: Free, model: ModelParameters, sums: Sums, group: tuple[str, .
 
 
 def check_em(model: ModelParameters, free: Free) -> None:
-    """Refuse what EM cannot learn, with what to do instead."""
+    """Raise if EM cannot learn a free parameter; the message says what to do instead."""
     for name in PROBABILITIES:
         if not free.masks.get(name, np.True_).all():
             raise ArgumentError(

@@ -1,9 +1,8 @@
 """Learning: one call for EM and maximum likelihood, with restarts, standard errors and a reason to stop.
 
 Maximum likelihood climbs the gradient of the log-likelihood with L-BFGS (`climb.py`) over the unconstrained
-numbers of `free_parameters.py`. EM first climbs by solving regressions (`em.py`), and the other goes on from
-where it ends. Both maximise the likelihood of the filter they are given: with a collapse it is that filter's
-approximation.
+numbers of `free_parameters.py`. EM first climbs by solving regressions (`em.py`), and L-BFGS goes on from its
+end. Both maximise the likelihood of the chosen filter, which with a collapse is an approximation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +103,7 @@ def fit_model(
     learned = [name for name in values if name in free.masks or name in tied]
 
     def natural(x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parameters with something learned."""
+        """The parameters that have learned entries."""
         found = free.natural(x)
         if ties:
             every = apply_constraints(ties, tied, constants | found)
@@ -121,7 +120,7 @@ def fit_model(
 
     evaluate = objective(build, data, u, filter, skip)
     if not chain.plain or ties:
-        concrete(theta)  # says what is wrong with the start
+        concrete(theta)  # raises if the start makes no valid model
     starts, traces, drops = starts_around(theta, restarts, 0.5, generator), None, dict[float, int]()
     if method == "em":
         starts, traces, drops = _em_starts(
@@ -166,10 +165,10 @@ def _em_starts(
     filter: str,
     limits: Limits,
 ) -> tuple[list[np.ndarray], list[list[float]], dict[float, int]]:
-    """Where EM leads from each start, its trace, and how often it fell by the first entry of the trace.
+    """Ends of EM, their traces, and how often the likelihood fell, keyed by the first entry of the trace.
 
     A start from which EM cannot run is left out, unless it is the first. Where EM ends at a noise of zero,
-    its start stands for it.
+    that start is kept in its place.
     """
     points, traces, drops = list[np.ndarray](), list[list[float]](), dict[float, int]()
     for start in starts:

@@ -1,4 +1,4 @@
-"""Which parameters are learned, and a vector of real numbers that stands for them.
+"""The choice of learned parameters, and the vector of real numbers that they are functions of.
 
 A parameter is held fixed by name, or entry by entry with a mask; it may be shared by all modes. What is free
 becomes unconstrained numbers:
@@ -7,12 +7,12 @@ becomes unconstrained numbers:
     covariances             Cholesky factor, its diagonal as logarithms; or log variances alone
     everything else         itself, or its logarithm or logit where it has bounds
 
-The vector counts from the start, in scales that its units do not move: transformed parameters are r₀ + A θ,
-with r₀ those of the start and A diagonal, but that a parameter may lean on another (an intercept on
-coefficients, where regressors have a mean).
+The vector θ is 0 at the start, and scaled so that units do not matter: transformed parameters are r₀ + A θ,
+with r₀ those of the start. A is diagonal, except where a parameter leans on another (an intercept on the
+coefficients of regressors with a mean).
 
-All entries of all parameters are gathered from the vector and from constants in one step; `Free` keeps where
-from.
+All entries of all parameters are gathered from the vector and from constants in one step; `Free` keeps the
+indices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +34,12 @@ Bounds = Mapping[str, tuple[float, float]]
 
 
 class Free:
-    """Free entries of named arrays, and the vector of real numbers that stands for them.
+    """Free entries of named arrays as functions of a vector of real numbers.
 
     Attributes:
         masks: for each parameter with something free, True at its free entries.
-        shared: the parameters that all modes have in common.
-        size: how many numbers there are.
+        shared: names of parameters with one value for all modes.
+        size: length of the vector.
         bounds: lowest and highest value of parameters that have one.
     """
 
@@ -96,11 +96,11 @@ class Free:
         }
 
     def any_of(self, names: Sequence[str]) -> bool:
-        """Whether one of the parameters has something free."""
+        """Whether one of the parameters has free entries."""
         return any(name in self.masks for name in names)
 
     def count(self, name: str) -> int:
-        """How many numbers stand for a parameter."""
+        """Number of entries of the vector that belong to a parameter."""
         return len(set(self._index[name].reshape(-1).tolist()) - {-1}) if name in self._index else 0
 
     def vector(self, values: Arrays) -> np.ndarray:
@@ -114,7 +114,7 @@ class Free:
 
     @property
     def bounded(self) -> np.ndarray:
-        """``(size,)``, True for logits and logarithms, which run away where a parameter is at a bound."""
+        """``(size,)``, True for logits and logarithms, which go to ±∞ as a parameter nears its bound."""
         out = np.zeros(self.size, dtype=bool)
         for name, index in self._index.items():
             if name in PROBABILITIES or name in self.bounds:
@@ -125,7 +125,7 @@ class Free:
         return out
 
     def low(self, floors: Arrays) -> np.ndarray:
-        """``(size,)``, the least numbers for `floors` of positive parameters or of deviations; else −inf."""
+        """``(size,)``, least values of the vector, from `floors` of positive parameters or deviations."""
         out = np.full(self.size, -np.inf)
         for name, floor in floors.items():
             if name in self._index:
@@ -136,7 +136,7 @@ class Free:
         return (out - self._origin) / self._matrix.diagonal()
 
     def label(self, number: int, rank: np.ndarray | None = None) -> str:
-        """What a number of the vector stands for: "deviation of regime 1"; `rank` renumbers regimes."""
+        """Name of a number of the vector, such as "deviation of regime 1"; `rank` renumbers regimes."""
         name = next(name for name, index in self._index.items() if (index == number).any())
         regime, *where = np.argwhere(self._index[name] == number)[0].tolist()
         place = rank if rank is not None else np.arange(len(self._index[name]))
@@ -150,7 +150,7 @@ class Free:
         )
 
     def same_regimes(self, theta: np.ndarray, rank: np.ndarray | None = None) -> str:
-        """What to say of the first two regimes that differ in nothing but the chain; empty if all differ."""
+        """Names the first two regimes that differ in nothing but the chain; empty if all differ."""
         raw = self._matrix @ theta + self._origin
         raw = np.append(raw / self._matrix.diagonal(), np.nan)  # entries of −1, not learned, read NaN
         names = [name for name in self._index if not name.startswith(("transition", "initial"))]
@@ -169,7 +169,7 @@ class Free:
         """The parameters with something free as differentiable functions of `theta`."""
         return dict(zip(self.masks, apply(_Natural, theta, self), strict=True))
 
-    @np.errstate(all="ignore")  # a climb may look too far
+    @np.errstate(all="ignore")  # a line search may try extreme values
     def values(
         self, theta: np.ndarray
     ) -> tuple[list[np.ndarray], Callable[[Sequence[np.ndarray]], np.ndarray]]:
@@ -197,7 +197,7 @@ class Free:
         return out, back
 
     def _raw(self, name: str, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A parameter before its transform, and where its entries are numbers of the vector."""
+        """A parameter before its transform, and which of its entries are numbers of the vector."""
         mask = self.masks[name]
         if name in PROBABILITIES:
             return _logits(value, mask)
@@ -235,7 +235,7 @@ def _from_real(raw: np.ndarray, low: float, high: float) -> Pulled:
 
 @np.errstate(all="ignore")
 def to_line(value: float, low: float, high: float) -> tuple[float, float]:
-    """A number on a line without ends, its logarithm or logit between bounds, and the slope there."""
+    """A number, or its logarithm or logit if it has bounds, and the slope of that transform."""
     if np.isinf(low):
         return value, 1.0
     place, above = _to_real(np.asarray(value), low, high), 1 / np.float64(value - low)
@@ -301,12 +301,12 @@ def _logits(value: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray
             raw[k, free[k]] = np.log(row[free[k]] / row[at])
             stands[k, at] = False
         else:
-            raw[k, 0] = 0.0  # nothing of this row is learned, and nothing is left for it
+            raw[k, 0] = 0.0  # fixed entries leave no probability to this row
     return raw.reshape(value.shape), stands.reshape(value.shape)
 
 
 def _factors(name: str, value: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cholesky factors of the free blocks, log diagonals; and where the vector's numbers are."""
+    """Cholesky factors of the free blocks with log diagonals, and which entries are numbers of the vector."""
     raw, stands = np.zeros(value.shape), np.tril(mask)
     diagonal = np.arange(value.shape[-1])
     raw[:, diagonal, diagonal] = -np.inf
@@ -337,7 +337,7 @@ def choose(
     scales: Arrays | None = None,
     diagonal: str | Sequence[str] = (),
 ) -> Free:
-    """Read `fixed`, `shared` and `diagonal`; what is shared starts from the values of mode 0.
+    """The free entries by `fixed`, `shared` and `diagonal`; shared parameters start from those of mode 0.
 
     `tied` marks entries that constraints compute from others; `scales` are those of `Free`.
     """
@@ -398,9 +398,10 @@ def choose(
 def units(
     values: Arrays, rows: np.ndarray, inputs: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Scales of a model's parameters, and deviations that its noises are held against, in units of the data.
+    """Scales of a model's parameters, and deviations to compare its noises with, in units of the data.
 
-    Components have their own deviation, or that of their steps if it is less; states that of their noise.
+    The scale of an observed component is its deviation or that of its steps, whichever is less; the scale of
+    a state is the deviation of its noise.
     """
 
     def sizes(variance: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..inference.problem import pose, read_inputs
 from ..inference.window import check_method
 from ..parameters import Model, ModelParameters
 from ..series import Data, SeriesLike, read
-from .climb import FitStatus as FitStatus  # where it lay when older objects were pickled
+from .climb import FitStatus as FitStatus  # older pickles import it from here
 from .climb import Limits, Objective, climb, remembered
 from .summary import Fit
 
@@ -49,7 +49,7 @@ def checked_data(model: ModelParameters, y: SeriesLike, skip: int) -> Data:
 
 
 def check_enough(what: str, parameters: int, observations: int) -> None:
-    """Refuse a fit of as many numbers as were observed, or more: it would go through all of them."""
+    """Raise if there are as many parameters as observations or more, so that a fit would be exact."""
     if parameters >= observations:
         raise ArgumentError(
             f"{what}: {parameters} parameters from {observations} observations. Pass a longer series, or fix "
@@ -60,9 +60,9 @@ def check_enough(what: str, parameters: int, observations: int) -> None:
 def check_columns(
     what: str, table: np.ndarray, constant: bool, names: Sequence[Any], least: float = 1e-7
 ) -> None:
-    """Refuse columns ``(T, k)`` of which one follows from those before it and, if `constant`, from 1.
+    """Raise if a column of ``(T, k)`` is a linear combination of those before it (and of 1, if `constant`).
 
-    It leaves less than `least` of its deviation (of its size, without a constant) unexplained.
+    Less than the share `least` of its deviation (of its size, without a constant) is then left unexplained.
     """
     columns = table - table.mean(0) if constant else table
     size = np.sqrt((columns**2).sum(0))
@@ -76,12 +76,12 @@ def check_columns(
             used = [names[j] for j in np.flatnonzero(np.abs(weight) > 10 * least * size[k]).tolist()]
             raise ArgumentError(
                 f"{what}: column {names[k]!r} is a combination of {used}{' and a constant' * constant}: its "
-                "coefficient cannot be told. Leave it out."
+                "coefficient is not determined. Leave it out."
             )
 
 
 def check_noise(what: str, left: np.ndarray, y: np.ndarray, names: Sequence[Any]) -> None:
-    """Refuse columns of y ``(T, m)`` of which a regression leaves next to nothing, `left`."""
+    """Raise if the residuals `left` of a column of y ``(T, m)`` are next to nothing."""
     exact = np.flatnonzero(left.std(0) < 1e-9 * y.std(0))
     if len(exact):
         raise ArgumentError(
@@ -93,7 +93,7 @@ def check_noise(what: str, left: np.ndarray, y: np.ndarray, names: Sequence[Any]
 def objective(
     build: Callable[[torch.Tensor], ModelParameters], data: Data, inputs: torch.Tensor, method: str, skip: int
 ) -> Objective:
-    """Minus the log-likelihood and its gradient in the numbers `build` takes; +inf where they make no model.
+    """Minus the log-likelihood of `build(theta)` and its gradient in theta; +inf where there is no model.
 
     Data and inputs have been read: no step checks or joins them again.
     """
@@ -108,7 +108,7 @@ def objective(
         except ArgumentError:
             return np.inf, np.zeros_like(theta)
         value = terms[kept].sum()
-        if not len(theta):  # every parameter is held
+        if not len(theta):  # every parameter is fixed
             return -float(value.detach()), theta
         (slope,) = torch.autograd.grad(value, x)
         return -float(value.detach()), -slope.numpy()
@@ -131,8 +131,8 @@ def fit_parameters(
     """Maximum likelihood of any model that is a differentiable function of a vector.
 
     Args:
-        build: from a ``(k,)`` float64 tensor to a model made of tensors; structure, shared and fixed entries
-            are what it makes them.
+        build: from a ``(k,)`` float64 tensor to a model made of tensors; it decides which entries are shared,
+            fixed or computed.
         start: ``(k,)`` numbers.
         y: the data, as for `filter`.
         filter: the filter whose likelihood is maximised, "gpb2", "imm", "gpb1", "gpb3" … or "exact".
@@ -140,7 +140,7 @@ def fit_parameters(
         max_steps: how many at most.
         tolerance: stop when the log-likelihood rises by less than this.
         skip: leave the first terms of each series out of the likelihood.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     check_method(filter, "fit_parameters", "exact", argument="filter")
     if not callable(build):
@@ -208,7 +208,7 @@ def fit_nonlinear(
         inputs: as for the model's `filter`.
         max_steps: how many at most.
         tolerance: stop when the log-likelihood rises by less than this.
-        progress: show a bar always, never, or (None) where somebody looks.
+        progress: show a bar: True, False, or None for only on a terminal.
     """
     origin = np.array(plain(start)).reshape(-1)
     first: Any = build(torch.from_numpy(origin))

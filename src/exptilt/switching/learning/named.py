@@ -1,4 +1,4 @@
-"""Fits of models whose parameters have names of their own: what is learned, from several starts."""
+"""Fits of models with named parameters of their own, climbed from several starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from .free_parameters import Bounds, Free
 from .profile import profile_errors
 from .summary import Fit
 
-# Starts for a series of more than twice PART rows are looked for in PART of them, in stretches of BLOCK.
+# With more than twice PART rows, starts are chosen on PART of them, taken in stretches of BLOCK.
 PART, BLOCK = 2000, 200
 COARSE = 1e-4  # nats: tolerance of a fit that starts where that of a longer series ended
 Fixed = Mapping[str, ArrayLike]
@@ -31,7 +31,7 @@ class Named:
 
     Attributes:
         values: ``(M, ...)`` arrays by name, the start.
-        free: what is learned, None if nothing is.
+        free: the learned entries; None if there are none.
         natural: from unconstrained numbers to all parameters.
         tied: whether constraints tie some of them.
     """
@@ -82,9 +82,9 @@ def name_parameters(
     scales: Mapping[str, np.ndarray],
     leans: Mapping[tuple[str, str], np.ndarray] | None = None,
 ) -> Named:
-    """Named parameters with the fixed values put in, where these are not NaN; `held` is never learned.
+    """Named parameters with `fixed` put in where it is not NaN; entries in `held` are never learned.
 
-    `scales` say how far starts are drawn apart, in units of the parameter; `leans` are as in `Free`.
+    `scales` are the deviations of drawn starts, in units of the parameter; `leans` is as in `Free`.
     """
     values, free = dict(values), dict[str, np.ndarray]()
     for name, value in (fixed or {}).items():
@@ -148,10 +148,10 @@ def climb_named(
         tolerance: in nats.
         draws: how many points are drawn for each start, and steps made from each; the best are climbed from.
         noises: for each noise the deviation of its data, and 1 if the noise is a deviation, 2 if a variance.
-        search: what the drawn points are judged by, if that is not `evaluate`.
-        progress: show a bar always, never, or (None) where somebody looks.
+        search: the objective by which drawn points are chosen; `evaluate` if None.
+        progress: show a bar: True, False, or None for only on a terminal.
         profile: whether intervals are taken by profile likelihood.
-        others: more parameters to start from; the first and the best two are climbed from, beside the drawn points.
+        others: more parameters to start from; the first and the best two are climbed from, too.
         fields: of the fit, `observations` among them.
     """
 
@@ -178,7 +178,7 @@ def climb_named(
     chosen = best_starts(judge, drawn, starts, walls[0], draws[1], progress)
     if free is not None and others:
         chosen += best_starts(judge, [free.vector(x) for x in others], 3, walls[0], draws[1], progress)
-    if search is not None:  # those that some rows prefer, judged by all
+    if search is not None:  # the best three on all rows
         chosen = sorted(chosen, key=lambda start: evaluate(start)[0])[:3]
     ends, end, same = highest(evaluate, chosen, (500, tolerance, progress), bounded, walls[0], walls[1])
     estimates = values_of(end.point)
@@ -231,7 +231,7 @@ def split_regimes(values: Arrays, level: str, deviation: str) -> list[Arrays]:
 
 
 def some_rows(T: int) -> np.ndarray | None:
-    """The rows in which starts are looked for; None for all."""
+    """The rows on which starts are chosen; None for all."""
     if T <= 2 * PART:
         return None
     first = np.linspace(0, T - BLOCK, PART // BLOCK).astype(int)

@@ -1,11 +1,11 @@
-r"""Intervals by profile likelihood: the least and the greatest value of a parameter that the data allow.
+r"""Intervals by profile likelihood: the least and greatest value of a parameter near the maximum.
 
 They are taken over all points θ that are at most q/2 below the maximum, whatever the other parameters are:
 
     2 (ℓ(θ̂) − ℓ(θ)) ≤ q,     q = T log(1 + t² / (T − k))
 
-Estimate ± 1.96 standard errors is the same where ℓ is a parabola. With regimes that have to be guessed it is
-none: where they happen to look clear, curvature at the maximum promises too much. t is the quantile of
+Estimate ± 1.96 standard errors is the same where ℓ is a parabola. With hidden regimes it is not: where they
+happen to look clear, the curvature at the maximum gives intervals that are too short. t is the quantile of
 Student's law with T − k degrees of freedom, k the number of learned parameters other than deviations: the
 interval of a regression with one regime is then Student's own, and q tends to the quantile of χ² as T grows.
 """
@@ -22,8 +22,8 @@ from .free_parameters import PROBABILITIES, to_line
 if TYPE_CHECKING:
     from .named import Arrays, Named
 
-LEVEL, NORMAL = 0.95, 1.959964  # the level at which ends are looked for, and its normal quantile
-Number = Callable[[np.ndarray], tuple[float, np.ndarray]]  # and its slope
+LEVEL, NORMAL = 0.95, 1.959964  # the level of the intervals, and its normal quantile
+Number = Callable[[np.ndarray], tuple[float, np.ndarray]]  # a value and its gradient
 
 
 def profile_errors(
@@ -53,7 +53,7 @@ def profile_errors(
         return (q / 2 - end.value - value, -slope[keep] @ root) if np.isfinite(value) else (-1e6, 0 * u)
 
     def number(name: str, at: tuple[int, ...], limits: tuple[float, float]) -> Number:
-        """One parameter on a line without ends."""
+        """One parameter, as its logarithm or logit if it has bounds."""
 
         def read(u: np.ndarray) -> tuple[float, np.ndarray]:
             values, pull = named.values_at(point(u))

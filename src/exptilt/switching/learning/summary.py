@@ -1,4 +1,4 @@
-"""What a fit says of itself: a table of estimates, regimes, criteria and tests of its residuals.
+"""`Fit`, and its summary: estimates, regimes, criteria and tests of the residuals.
 
 The residuals are Φ⁻¹(F_t(y_t)), F_t the law of y_t given the past: a mixture of one Gaussian a mode. If the
 model is right they are independent standard normal numbers, however many regimes there are; innovations over
@@ -33,7 +33,7 @@ HEADER = ("estimate", "standard error", "z", "p", "low", "high")
 
 
 def write_number(value: float, digits: int = 4) -> str:
-    """A number as people write it: `digits` significant ones, an exponent only if it is huge or tiny."""
+    """A number with `digits` significant digits, and an exponent only if it is huge or tiny."""
     if not np.isfinite(value):
         return {np.inf: "∞", -np.inf: "−∞"}.get(value, "–")
     if value == 0 or 1e-4 <= abs(value) < 1e7:
@@ -43,7 +43,7 @@ def write_number(value: float, digits: int = 4) -> str:
 
 
 def write_p(value: float) -> str:
-    """A p-value: three places, or that it is smaller."""
+    """A p-value with three decimals, or "<0.001"."""
     return "–" if np.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -80,7 +80,7 @@ class Summary(str):
 
 
 def quantile_residuals(post: Filtered[Any]) -> np.ndarray:
-    """Φ⁻¹ of where each observation lies in its law given the past, ``(rows, m)``, NaN where missing."""
+    """Φ⁻¹(F_t(y_t)), F_t the law of y_t given the past, ``(rows, m)``; NaN where y is missing."""
     weight = post._ahead[0]
     means, covs, _, _ = post._output
     deviation = np.sqrt(np.diagonal(covs, axis1=-2, axis2=-1))
@@ -100,7 +100,7 @@ def quantile_residuals(post: Filtered[Any]) -> np.ndarray:
 def residual_tests(residuals: np.ndarray, lags: int | None = None) -> dict[str, tuple[float, float]]:
     """Statistics and p-values of Ljung–Box (also of the squares) and of Jarque–Bera, of ``(T,)`` numbers.
 
-    NaN is left out: `lags` (10, or a fifth of the series) are then between what is seen.
+    NaN is left out: `lags` (10, or a fifth of the series) then count observed values only.
     """
     r = residuals[~np.isnan(residuals)]
     T = len(r)
@@ -134,9 +134,10 @@ class Fit(Generic[Fitted]):
             steps, the latest first and slowest to change; with durations regimes and their ages.
         log_likelihood: at the end, over all series, without the terms skipped.
         status: why it stopped; ``status.value`` says it in words, and `reason` says more where it can.
-        reason: in words, why this is no proper maximum; empty if it is one.
+        reason: why this is not a proper maximum; empty if it is one.
         standard_errors: for each learned parameter an array of its shape, NaN where an entry was fixed or the
-            curvature does not tell; None if not asked for. Of `fit_parameters` the ``(k,)`` numbers alone.
+            curvature does not determine it; None if not asked for. Of `fit_parameters` the ``(k,)`` numbers
+            alone.
         estimates: for each learned parameter an array of its shape, NaN where an entry was fixed. With
             covariates and durations "transition" is the base law, and "transition_input" ``(M, M, k)`` and
             "transition_age" ``(M,)`` say what moves it.
@@ -144,20 +145,21 @@ class Fit(Generic[Fitted]):
         observations: how many observed components there were.
         restarts: the final log-likelihood of every start that ran, the first being the model's own.
         same_end: how many of them reached this end.
-        gradient_norm: how many standard errors the maximum is away, as gradient and Hessian say; NaN where
-            they do not.
+        gradient_norm: estimated distance to the maximum in standard errors, from gradient and Hessian; NaN if
+            the Hessian is not definite.
         eigenvalues: of the Hessian of minus the log-likelihood in the free numbers, scaled to a diagonal of
-            1; all are positive at a proper maximum, and one near 0 says that data hardly tell.
+            1; all are positive at a proper maximum, and one near 0 is a direction that the data hardly
+            determine.
         trace: the log-likelihood at every step.
         decreases: how often a step of EM lowered it.
         regimes, order: how many regimes and lags there are; the model has more modes where ages or lags are
             told apart.
-        y, inputs: what `model` filters.
-        filter: the filter whose likelihood it is.
+        y, inputs: the data and inputs that `model` filters.
+        filter: the filter whose likelihood was maximised.
         bounds: lowest and highest value of parameters that have one; their intervals are taken in logarithms
             or logits, and stay within.
-        profile_errors: of regressions, ``(..., 2)`` errors below and above each estimate, of which the
-            intervals of a summary are made in place of the standard error: profile likelihood's at 95 %.
+        profile_errors: of regressions, ``(..., 2)`` errors below and above each estimate by profile
+            likelihood at 95 %; a summary uses them in place of the standard error.
     """
 
     model: Fitted
@@ -215,7 +217,7 @@ class Fit(Generic[Fitted]):
 
     @property
     def _any(self) -> Any:
-        """The model, of whichever class."""
+        """The model, typed as any class."""
         return self.model
 
     @property
@@ -299,18 +301,18 @@ class Fit(Generic[Fitted]):
     def impulse_response(
         self, steps: int, *, stay: bool = False, shock: str | ArrayLike = "cholesky"
     ) -> np.ndarray:
-        r"""What a shock does later, ``(regimes, steps + 1, m, k)``: by the regime it falls into.
+        r"""Mean response to a shock, ``(regimes, steps + 1, m, k)``, by the regime in which it occurs.
 
         Given the regimes an autoregression is linear, so the response averaged over all regimes to come is a
         product of matrices, summed over the chain exactly: no paths are drawn.
 
         Args:
-            steps: how many after that of the shock.
-            stay: as if the regime lasted for ever; else averaged over what the chain may do from it (by its
-                base law, where covariates or ages move it).
+            steps: number of steps after that of the shock.
+            stay: True if the regime lasts for ever; else the response is averaged over later regimes (by the
+                base law of the chain, where covariates or ages move it).
             shock: "cholesky" for shocks of one deviation, each orthogonal to the earlier components;
-                "generalised" for one deviation of a component and what comes with it on average (Pesaran and
-                Shin); or ``(m, k)`` shocks as columns.
+                "generalised" for one deviation of a component, the others at their mean given it (Pesaran
+                and Shin); or ``(m, k)`` shocks as columns.
         """
         A = self.estimates.get("autoregression")
         if A is None or A.ndim not in (2, 4) or whole("impulse_response", "steps", steps) < 1:
@@ -421,7 +423,7 @@ class Fit(Generic[Fitted]):
 
 
 def sum_modes(probability: Values, regimes: int) -> Values:
-    """Probabilities of modes ``(T, K)`` summed to those of regimes, whose modes lie side by side."""
+    """Probabilities of regimes from those of modes ``(T, K)``; modes of one regime are adjacent."""
     if isinstance(probability, list):
         return [sum_modes(one, regimes) for one in probability]
     if probability.shape[-1] == regimes:
@@ -449,7 +451,7 @@ def _estimate_rows(
     bounds: Bounds,
     sides: dict[str, np.ndarray],
 ) -> list[tuple[str, tuple[float, ...]]]:
-    """One row a learned number; what all regimes share stands once."""
+    """One row for each learned number, and one for a number that all regimes share."""
     from scipy.special import ndtr, ndtri
 
     reach, rows = float(ndtri((1 + level) / 2)), list[tuple[str, tuple[float, ...]]]()

@@ -1,7 +1,7 @@
-"""Walking forward: what was known at each step, with parameters learned from the steps before it alone.
+"""Walk forward: filter every step with parameters that were learned from earlier steps alone.
 
 Filtered probabilities use the past alone, but the parameters of a fit have seen the whole series. Here the
-model is fitted again every so often to what came before, and then only filters until the next fit.
+model is fitted again at intervals to all earlier steps, and only filters until the next fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class WalkForward(Generic[Model]):
 
     Attributes:
         mode_probability: P(mode_t | y_1 … y_t), ``(T, M)``, parameters from before step t.
-        predicted_mode_probability: P(mode_t | y_1 … y_{t−1}), ``(T, M)``: what was known before step t.
+        predicted_mode_probability: P(mode_t | y_1 … y_{t−1}), ``(T, M)``, known before step t.
         mean, lower, upper: of y_t given y_1 … y_{t−1}, ``(T, m)``; the interval is at `level`.
         log_score: log p(y_t | y_1 … y_{t−1}), ``(T,)``.
         level: of the interval.
@@ -71,7 +71,7 @@ def walk_forward(
     if data.series != 1 or not 1 < first < T or every < 1 or not 0 < level < 1:
         raise ArgumentError(
             f"walk_forward: {data.series} series of {T} steps, first={first}, every={every}, level={level}. "
-            "Pass one series, first from 2 and below its length, every from 1, and a level below 1."
+            "Pass one series, 2 <= first < its length, every of at least 1, and 0 < level < 1."
         )
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise ArgumentError(f"walk_forward: options {unknown} are not known. Pass some of {list(OPTIONS)}.")

@@ -1,4 +1,4 @@
-"""FactorRows of modes that are functions, in numpy and as the compiled kernels take them."""
+"""Laws of modes that are functions, in numpy and in the form of the compiled kernels."""
 
 import ctypes
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def check_linearize(linearize: str, what: str) -> None:
 
 
 class FactorRows(NamedTuple):
-    """FactorRows by mode, a row for each step or series, and what a filter adds to the log-likelihood."""
+    """Laws by mode, with factors of the covariances: a row for each step or series."""
 
     mean: np.ndarray  # (rows, M·n)
     factor: np.ndarray  # (rows, M·n·n)
@@ -56,7 +56,7 @@ class SigmaPoints(NamedTuple):
     """The points of the unscented transform: x, and x ± spread · L_k for the columns of the factor L.
 
     Attributes:
-        spread: how far they lie from the mean, in units of L; each has the weight 1 / (2 spread²).
+        spread: distance of the points from the mean, in units of L; each has the weight 1 / (2 spread²).
         center_weight: of x in the mean, which may be negative.
         center_share: of x in the covariance, at least 0.
     """
@@ -87,7 +87,7 @@ def sigma_points(n: int, alpha: float, beta: float, kappa: float | None) -> Sigm
 
 
 class Core:
-    """A model as the compiled kernels take it: arrays, and structs that hold their addresses."""
+    """A model in the form of the compiled kernels: arrays, and structs that hold their addresses."""
 
     def __init__(
         self, tapes: Tapes, sizes: tuple[int, int, int], tables: list[np.ndarray], points: "SigmaPoints"
@@ -96,7 +96,7 @@ class Core:
         self._frames: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the structs: a copy has arrays of its own, and makes its own."""
+        """The state without the structs: they hold addresses, which a copy must make anew."""
         return self.__dict__ | {"_frames": {}}
 
     def address(self, linearize: str) -> int:

@@ -1,4 +1,4 @@
-"""Models with nonlinear modes: what they are made of, filters, smoothers, forecasts."""
+"""Models with nonlinear modes, and their filters, smoothers and forecasts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from .programs import Tapes
 from .recording import Function, called
 
 _check = Checker("SwitchingNonlinear")
-LEAST = 200  # rows from which another thread is worth it
+LEAST = 200  # least number of rows for each thread
 
 
 class FunctionLaws(Laws):
@@ -46,7 +46,7 @@ class FunctionLaws(Laws):
         return FactorRows(*(value[data.starts[1:] - 1] for value in self.rows))
 
     def forecast(self, post: Any, steps: int, inputs: SeriesLike | None, level: float) -> Forecast:
-        """Carry the law after the last step on."""
+        """Forecast from the law after the last step."""
         return self.model._forecast(post.data, self._end(post.data), steps, inputs, level, self.linearize)
 
     def online(self, post: Any) -> OnlineState:
@@ -223,7 +223,7 @@ class SwitchingNonlinear:
     ) -> FactorRows:
         """Laws after each row, from the initial law, or from `law` to continue a filter.
 
-        With `back`, what is known given the whole series.
+        With `back`, laws given the whole series.
         """
         (M, n), rows, start = self.initial_mean.shape, len(data.rows), law or self._start
         mean, factor, log_mode = (np.empty((rows, k)) for k in (M * n, M * n * n, M))
@@ -263,7 +263,7 @@ class SwitchingNonlinear:
     def _explain(
         self, failure: np.ndarray, data: Data, u: np.ndarray, start: FactorRows, out: FactorRows
     ) -> None:
-        """Raise an error if a function gave what is no finite number where a series had to stop."""
+        """Raise an error that names the function if a number that is not finite stopped a series."""
         (M, n), series = self.initial_mean.shape, int(np.flatnonzero(failure[:, 0] >= 0)[0])
         t, mode = failure[series].tolist()
         row = int(data.starts[series]) + t
@@ -320,7 +320,7 @@ class SwitchingNonlinear:
         return NonlinearPlan(self, method, linearize, batch).state(self._start, np.zeros(1), 0)
 
     def _restored(self, kept: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> NonlinearPlan:
-        """The plan of a state that was saved."""
+        """The plan of a saved state."""
         plan = NonlinearPlan(self, about["method"], about["linearize"], about["batch"])
         for name, value in plan.stored()[0].items():
             if value.shape != kept[name].shape or (value != kept[name]).any():
@@ -345,7 +345,7 @@ class SwitchingNonlinear:
     def _sight(
         self, mean: np.ndarray, factor: np.ndarray, u: np.ndarray, linearize: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and covariance of what each mode observes, from laws by row."""
+        """Mean and covariance of the observation by mode, from laws by row."""
         (M, n), m, rows = self.initial_mean.shape, self.observation_noise.shape[-1], len(mean)
         laws = np.concatenate([mean.reshape(rows, M, n), factor.reshape(rows, M, n * n)], -1)
         center, S = np.empty((rows, M, m)), np.empty((rows, M, m, m))

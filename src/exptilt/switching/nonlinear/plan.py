@@ -1,4 +1,4 @@
-"""Online filters of modes that are functions: what their states have in common."""
+"""The part that all states of an online filter share, for modes that are functions."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NonlinearPlan(Plan):
-    """The plan of modes that are functions: laws hold factors, and in place of matrices there are inputs."""
+    """The plan of modes that are functions: laws hold factors, and inputs take the place of matrices."""
 
     kind = "nonlinear"
     kernel = "step_nonlinear_rows"
@@ -55,7 +55,7 @@ class NonlinearPlan(Plan):
         level: float,
         every: float | None,
     ) -> Forecast:
-        """The laws of rows carried on, with nothing observed."""
+        """Forecast from the laws in `rows`."""
         del every  # there is no clock
         laws = rows[:, self.part["laws"]].reshape(len(rows), self.M, self.law)
         mean, factor = laws[..., : self.n].reshape(len(rows), -1), laws[..., self.n :].reshape(len(rows), -1)
@@ -63,20 +63,20 @@ class NonlinearPlan(Plan):
         return self.model._forecast(data, law, steps, inputs, level, self.linearize)
 
     def frame(self) -> Any:
-        """A frame for the kernel, with all that does not change from step to step."""
+        """A frame for the kernel, with the fields that are the same at every step."""
         made = native.frame("NonlinearRows")()
         made.model = self.core.address(self.linearize)
         return made
 
     def judge(self, state: Any, y: np.ndarray) -> tuple[int, tuple[np.ndarray, ...]]:
-        """Where it failed or −1, and innovations, covariances, distances, densities of y ``(B, K, m)``."""
+        """Failure (−1 if none); innovations, covariances, distances, log-densities of y ``(B, K, m)``."""
         _, mean, cov = state._laws(True)
         factor = triangles(root(cov))
         center, S = self.model._sight(mean, factor, state._matrices, self.linearize)
         e = wrap(y[:, :, None] - center[:, None], self.model.observation_angles)
         seen = ~np.isnan(e)
         both = seen[..., None] & seen[..., None, :]
-        part = np.where(both, S[:, None], np.eye(self.m))  # what is missing: independent, and no surprise
+        part = np.where(both, S[:, None], np.eye(self.m))  # missing components add nothing below
         try:
             L = np.linalg.cholesky(part)
         except np.linalg.LinAlgError:
@@ -97,6 +97,6 @@ class NonlinearPlan(Plan):
         return collapse(weight, mean, cov, self.model.angles)
 
     def stored(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What `save` writes of the model: its numbers, which `load` compares."""
+        """The model as `save` writes it: its numbers, which `load` compares."""
         names = ("transition", "process_noise", "observation_noise")
         return {name: plain(getattr(self.model, name)) for name in names}, {"linearize": self.linearize}

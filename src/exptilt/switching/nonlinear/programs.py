@@ -37,8 +37,7 @@ class Tapes:
     def record(self, function: Function, name: str, mean: np.ndarray, size: int) -> None:
         """Add a function from states to `size` numbers, in torch or in numpy; `mean` is a state to try.
 
-        What was recorded is held against the function at two points: one that does more than was seen, or
-        another thing at each call, is refused.
+        The recording is compared with the function at two points, and refused if they differ.
         """
         called, recorded = list[ArgumentError](), list[ArgumentError]()
         for style in STYLES:
@@ -63,7 +62,7 @@ class Tapes:
         raise recorded[-1] if recorded else called[-1 if isinstance(called[0], OtherStyleError) else 0]
 
     def _compare(self, function: Function, style: Style) -> None:
-        """Refuse a function that the recorded one does not agree with."""
+        """Raise if the function and its recording give different values."""
         rng = np.random.default_rng(0)
         for _ in range(2):
             x, u = rng.uniform(0.5, 1.5, self.n), rng.uniform(0.5, 1.5, self.r)
@@ -85,13 +84,13 @@ class Tapes:
                     waiting.append(arg)
                     uses[arg.number] = uses.get(arg.number, 0) + 1 + kept
 
-        use(outputs, 1)  # one use more than there are reads: it stays in its register
+        use(outputs, 1)  # one use more than there are reads: outputs keep their registers
         while waiting:
             term = waiting.pop()
             if term.number not in wanted:
                 wanted[term.number] = term
                 use(term.args, 0)
-        fused = dict[int, Term]()  # sums by their number, with a product that nothing else reads
+        fused = dict[int, Term]()  # by number of the sum: a product that only this sum reads
         for term in wanted.values():
             for arg in term.args if term.op == "add" else ():
                 if isinstance(arg, Term) and arg.op == "mul" and uses[arg.number] == 1:
@@ -137,7 +136,7 @@ class Tapes:
         return native.frame("Tapes")(*counts, *(array.ctypes.data for array in arrays)), arrays
 
     def values(self, program: int, x: np.ndarray, u: np.ndarray) -> np.ndarray:
-        """What a program gives at states ``(points, n)`` with inputs ``(r,)``: ``(points, outputs)``."""
+        """Values of a program ``(points, outputs)`` at states ``(points, n)`` with inputs ``(r,)``."""
         tapes, _kept = self.frame()
         x, u = np.ascontiguousarray(x, dtype=np.float64), np.ascontiguousarray(u, dtype=np.float64)
         out = np.empty((len(x), self.programs[program][3]))

@@ -1,7 +1,7 @@
-"""What a user's function does to a state, recorded as terms: functions written in torch, and in numpy.
+"""Records the operations of a user's function, written in torch or in numpy, as terms.
 
-In torch the function is called with numbers, and each operation that torch is asked for is repeated on terms.
-In numpy it is called with an array of terms. Numbers that do not depend on the state stay numbers.
+A torch function is called with numbers, and each of its torch operations is repeated on terms. A numpy
+function is called with an array of terms. Numbers that do not depend on the state stay numbers.
 """
 
 import warnings
@@ -27,12 +27,12 @@ def called(function: Function) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong in a user's function: our own words, or the kind of error and what it says."""
+    """The text of an error in a user's function, with its type unless it is an `ArgumentError`."""
     return str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
 
 
 def arithmetic(op: str, tape: Tape, args: Sequence[Any], options: dict[str, Any], said: str) -> Any:
-    """An operation, by torch's name, on arrays of terms and numbers; `said` is what the user calls it."""
+    """An operation, by torch's name, on arrays of terms and numbers; `said` is its name in messages."""
 
     def each(name: str, *arrays: Any) -> Any:
         return np.frompyfunc(lambda *v: tape.make(name, *v), len(arrays), 1)(*arrays)
@@ -99,7 +99,7 @@ class Symbols(np.ndarray):
     """An array of terms and numbers, to which functions of numpy can be applied."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, out: Any = None, **options: Any) -> Any:
-        """Record what numpy asks of each entry."""
+        """Record a numpy operation on each entry."""
         arrays = [np.asarray(arg, dtype=object) for arg in args[: ufunc.nin]]
         tape, name = _tape(arrays), ufunc.__name__
         if (method, name) in (("reduce", "add"), ("reduce", "multiply")) or name == "matmul":
@@ -125,7 +125,7 @@ class Symbols(np.ndarray):
         return _symbols(super().__array_function__(function, types, args, options))
 
     def __getitem__(self, place: Any) -> Any:
-        """Entries as an array, of no axes if there is one."""
+        """Entries as an array; a single one as an array without axes."""
         return _symbols(super().__getitem__(place))
 
     def __iter__(self) -> Any:
@@ -139,7 +139,7 @@ def _tape(arrays: Sequence[Any]) -> Tape:
 
 
 def _symbols(found: Any) -> Any:
-    """Terms as `Symbols`; anything else as it is."""
+    """Terms as `Symbols`; anything else unchanged."""
     if isinstance(found, Term) or (isinstance(found, np.ndarray) and found.dtype == object):
         return np.asarray(found, dtype=object).view(Symbols)
     return found
@@ -151,14 +151,14 @@ MOVES = (
     *("flip", "roll", "clone", "detach", "alias", "copy_", "repeat", "diagonal", "lift_fresh"),
     *("lift_fresh_copy", "contiguous", "_to_copy"),
 )
-PICKS = ("index", "index_select", "gather")  # whose further arguments are places
+PICKS = ("index", "index_select", "gather")  # their further arguments are indices
 
 
 class _InTorch:
     """A function's operations in torch, repeated on symbols.
 
-    Each tensor has a twin of whole numbers that say which of `values` its entries are: an operation that only
-    moves entries is done to the twins as it is to the tensors, views and all.
+    Each tensor has a twin that holds the index in `values` of each entry. An operation that only moves
+    entries is done on twins as on tensors, so views work too.
     """
 
     def __init__(self, function: Function, terms: Sequence[list[Term]]) -> None:
@@ -211,11 +211,11 @@ class _InTorch:
         changed = self._twin(args[0]) if inside != op else None
         tape = _tape(arrays)
         if isinstance(out, (bool, int, float)) and tape.terms:
-            bool(tape.terms[0])  # which refuses
+            bool(tape.terms[0])  # raises: the function asks for the value of a state
         for tensor in several:
             if not isinstance(tensor, torch.Tensor):
                 continue
-            if not tape.terms or op.endswith("_like") or op.startswith("new_"):  # numbers, whatever it is
+            if not tape.terms or op.endswith("_like") or op.startswith("new_"):  # a tensor of constants
                 values = tensor.detach().double().reshape(-1).tolist()
             else:
                 made = arithmetic(inside, tape, arrays, options, f"torch's {inside}")
@@ -238,12 +238,12 @@ def _in_numpy(function: Function, terms: Sequence[list[Term]]) -> list[Any]:
 
 
 class Style(NamedTuple):
-    """How a function may be written."""
+    """A library in which functions may be written: torch or numpy."""
 
-    make: Callable[[np.ndarray], Any]  # an argument of it from an array
+    make: Callable[[np.ndarray], Any]  # makes an argument from an array
     kind: Any  # the type of what it returns
     noun: str
-    trace: Callable[[Function, Sequence[list[Term]]], list[Any]]  # what it makes of terms
+    trace: Callable[[Function, Sequence[list[Term]]], list[Any]]  # runs the function on terms
 
 
 STYLES = (
@@ -253,11 +253,11 @@ STYLES = (
 
 
 class OtherStyleError(ArgumentError):
-    """With tensors a function returns an array: it is written in numpy."""
+    """Raised if a function returns a numpy array for tensors, so that it must be written in numpy."""
 
 
 def call(function: Function, given: Sequence[Any]) -> Any:
-    """What the function returns; a trial, so warnings such as numpy's about tensors are left out."""
+    """The function's result, with warnings (such as numpy's about tensors) suppressed: it is only a trial."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function(*given)

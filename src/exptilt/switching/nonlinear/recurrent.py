@@ -83,7 +83,7 @@ class RecurrentSwitching:
 
     @property
     def transition(self) -> Array:
-        """The weights of modes where the state is 0, ``(M, M)``."""
+        """Transition probabilities where the state is 0, ``(M, M)``."""
         return self.model.transition
 
     def filter(self, y: SeriesLike, *, inputs: SeriesLike | None = None) -> Filtered["RecurrentSwitching"]:
@@ -91,7 +91,7 @@ class RecurrentSwitching:
 
         Args:
             y: as for `SwitchingLinearGaussian.filter`.
-            inputs: as there.
+            inputs: as for `SwitchingLinearGaussian.filter`.
         """
         problem, run = self._run(y, inputs, "filter")
         M, n, _ = problem.sizes
@@ -147,13 +147,13 @@ class RecurrentSwitching:
         return Sample(modes, states, seen)
 
     def _prepared(self, y: SeriesLike, inputs: SeriesLike | None, what: str) -> tuple[Data, Problem]:
-        """The data, and with the parameters as kernels take them."""
+        """The data, and the problem they make with the parameters."""
         with torch.no_grad():
             problem = prepare(self.model, y, inputs, what, proper=True)
         return problem.data, problem
 
     def _run(self, y: SeriesLike, inputs: SeriesLike | None, what: str) -> tuple[Problem, Run]:
-        """Data and parameters, and what the compiled filter gives."""
+        """The problem, and the run of the compiled filter."""
         _, problem = self._prepared(y, inputs, what)
         data, R = problem.data, np.ascontiguousarray(self.recurrence)
         return problem, run_filter(problem.parameters, data.rows, data.starts, "gpb2", recurrence=R)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._support.errors import ArgumentError
 
-# What torch calls an operation (the name that is used here) and what numpy does, where they differ.
+# Numpy's names of operations, by torch's names (which are used here), where they differ.
 NUMPYS = {"sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power", "neg": "negative"}
 NUMPYS |= {"abs": "absolute", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2"}
 NUMPYS |= {"gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "eq": "equal"}
@@ -26,7 +26,7 @@ PLAIN = {name: getattr(np, NUMPYS.get(name, name)) for name in (*ELEMENTARY, *PA
 
 
 class Term:
-    """A number that depends on the state: an operation and what it is applied to, terms or numbers."""
+    """A number that depends on the state: an operation and its arguments, terms or numbers."""
 
     __slots__ = ("args", "number", "op", "tape")
 
@@ -71,7 +71,7 @@ for _op in (*ELEMENTARY, "atan2", "hypot"):
 
 
 class Tape:
-    """The terms of one function, each once, in an order in which they can be worked out."""
+    """The terms of one function, each once, in an order in which they can be computed."""
 
     def __init__(self) -> None:
         self.terms: list[Term] = []

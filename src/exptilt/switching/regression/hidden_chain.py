@@ -1,6 +1,7 @@
 """The exact likelihood of a Markov regression: a hidden chain whose modes are the regimes of several steps.
 
-`Modes` numbers the modes, `Laws` says what is observed in each, `likelihood` has all derivatives too.
+`Modes` numbers the modes, `Laws` holds the law of y in each, `likelihood` returns log p(y) and all
+derivatives.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from ..learning.chain import AGE, INPUT, driven
 from ..learning.named import pulled
 from ..model import SwitchingLinearGaussian
 
-MOST = 256  # modes: regimes to the power of order + 1
+MOST = 256  # largest number of modes, regimes to the power of order + 1
 PARTS = ("intercept", "coefficients", "autoregression", "deviation")
 
 
@@ -34,7 +35,7 @@ class Modes:
         after: ``(K, M)``, the mode that comes after each if regime r comes next.
         paths_before, ages_before: for the initial law: ``(ways, order + 1)`` regimes and ages from the latest
             back, for each of the ways that lead to a mode;
-        into: ``(ways,)``, that mode.
+        into: ``(ways,)``, the mode that each way leads to.
     """
 
     order: int
@@ -119,7 +120,7 @@ class Modes:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """``(K,)``, which row of the transitions ``(M D, M)`` is that of each mode's regime and age."""
+        """``(K,)``, the row of the transitions ``(M D, M)`` for each mode's regime and age."""
         return np.asarray(self.paths[:, 0] * self.durations + self.age)
 
     @cached_property
@@ -236,7 +237,7 @@ def _pass(
 def transitions(
     modes: Modes, covariates: torch.Tensor | None, named: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, Callable[[np.ndarray], dict[str, np.ndarray]]]:
-    """Transitions ``(T or 1, M, D, M)`` of named parameters, and how derivatives in them are taken back."""
+    """Transitions ``(T or 1, M, D, M)`` of named parameters, and the function that pulls derivatives back."""
     moved = {name: named[name] for name in ("transition", INPUT, AGE) if name in named}
     if len(moved) == 1:
         P = moved["transition"][None, :, None, :]
@@ -253,7 +254,7 @@ def transitions(
 def chain_model(
     modes: Modes, P: np.ndarray, offset: np.ndarray, matrix: np.ndarray, noise: np.ndarray
 ) -> SwitchingLinearGaussian:
-    """The model of a chain with transitions ``(T or 1, M, D, M)``, observed as each of its K modes says.
+    """The model of a chain with transitions ``(T or 1, M, D, M)`` and an observation law for each of K modes.
 
     Offsets are ``(K, m)``, input matrices ``(K, m, r)``, noise covariances ``(K, m, m)``.
     """

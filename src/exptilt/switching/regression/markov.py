@@ -124,7 +124,7 @@ def _objective(
 ) -> Objective:
     """Minus the log-likelihood and its gradient in unconstrained numbers."""
 
-    @np.errstate(all="ignore")  # a climb may look too far
+    @np.errstate(all="ignore")  # a line search may try extreme values
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         none = np.inf, np.zeros_like(theta)
         try:
@@ -160,9 +160,8 @@ def fit_regression(
 ) -> Fit[SwitchingLinearGaussian]:
     """Fit a regression or an autoregression; arguments as for `markov_autoregression`.
 
-    `start` are estimates to start from, instead of a division of the residuals by size; if they are of fewer
-    regimes, these are split. `profile` says
-    whether intervals are taken by profile likelihood.
+    `start` are estimates to start from, in place of dividing the residuals by size; if they have fewer
+    regimes, these are split. `profile` is whether intervals are taken by profile likelihood.
     """
     known = [name for name in PARTS if order or name != "autoregression"]
     names = check_switching(what, switching, known, regimes, starts)
@@ -247,7 +246,7 @@ def fit_regression(
 def _start(
     M: int, switching: frozenset[str], y: np.ndarray, x: np.ndarray, lags: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Where to start: least squares, its residuals split by size among the regimes; and the residuals."""
+    """Starting values by least squares, with residuals divided among regimes by size; and the residuals."""
     seen = ~np.isnan(y)
     design = np.concatenate([np.ones((len(y), 1)), x, lags], 1)[seen]
     solution = np.linalg.lstsq(design, y[seen], rcond=None)[0]

@@ -3,9 +3,10 @@ r"""Several series at once: levels and vector autoregressions that switch with a
     "intercept"   y_t = c_{s_t} + Σ_k A_{k,s_t} y_{t−k} + e_t                          e_t ~ N(0, Σ_{s_t})
     "mean"        y_t = μ_{s_t} + Σ_k A_{k,s_t} (y_{t−k} − μ_{s_{t−k}}) + e_t
 
-With the first the modes of the chain are the regimes; with the second, Hamilton's form, a jump is complete at
-once, and modes are the regimes of the last order + 1 steps. Without lags both are levels, and gaps are left
-out component by component. The likelihood is exact: log-densities of all modes go through `hidden_chain.py`.
+With "intercept" the modes of the chain are the regimes. With "mean", Hamilton's form, a jump is complete at
+once, and modes are the regimes of the last order + 1 steps. Without lags both are levels, and missing
+components are left out one by one. The likelihood is exact: log-densities of all modes go through
+`hidden_chain.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,15 +54,15 @@ def markov_var(
 ) -> Fit[SwitchingLinearGaussian]:
     """Fit a vector autoregression whose parameters switch with a Markov chain.
 
-    `Fit.impulse_response` tells what a shock does later, `Fit.future_paths` draws what may follow.
+    `Fit.impulse_response` is the mean response to a shock, `Fit.future_paths` draws futures.
 
     Args:
         y: one series of m components, ``(T, m)``, without missing values; numpy, torch or pandas.
         order: how many lags.
         regimes: how many; 1 is a plain vector autoregression.
         switching: what switches: some of "intercept" or "mean", "autoregression" and "covariance". The
-            intercept is the constant of the equation, towards whose level a series goes by and by. A mean is
-            the level itself, which jumps, and lags are deviations from that of their own time.
+            intercept is the constant of the equation: a series goes gradually to its new level. A mean is the
+            level itself, which jumps; lags are deviations from the level of their own time.
         starts: how many starts; the best end is returned.
         seed: of the starts after the first.
         fixed: values of parts that are not learned, by name: "autoregression" is ``(order, m, m)`` or
@@ -136,7 +137,7 @@ def fit_levels(
 ) -> Fit[SwitchingLinearGaussian]:
     """Fit a level and a covariance a regime to y ``(T, m)``, NaN where missing; `names` are of its columns.
 
-    `start` are estimates to start from, instead of a division of the rows by size.
+    `start` are estimates to start from, in place of dividing the rows by size.
     """
     what, (_, m), (level, noise) = "fit_named_model", y.shape, LEVELS
     if m == 1:
@@ -163,7 +164,7 @@ def _fit_level(
     start: Mapping[str, np.ndarray] | None,
     progress: bool | None,
 ) -> Fit[SwitchingLinearGaussian]:
-    """`fit_levels` of one column: a Markov regression, whose likelihood is compiled, under other names."""
+    """`fit_levels` of one column by `fit_regression`, whose likelihood is compiled."""
     (level, noise), parts = LEVELS, ("intercept", "deviation")
     if start is not None:
         values = start[level][:, 0], np.sqrt(start[noise][:, 0, 0])
@@ -214,7 +215,7 @@ def _climb(
 
 
 def divided_levels(y: np.ndarray, unit: np.ndarray, regimes: int) -> dict[str, np.ndarray]:
-    """Levels and variances of rows that are divided by their mean size, in units of each column."""
+    """Levels and variances of groups of rows, which are divided by their mean in units of each column."""
     seen = ~np.isnan(y)
     rank = (np.where(seen, y - np.nanmean(y, 0), 0.0) / unit).sum(1) / np.maximum(seen.sum(1), 1)
     parts = [y[part] for part in np.array_split(np.argsort(rank, kind="stable"), regimes)]
@@ -226,7 +227,7 @@ def divided_levels(y: np.ndarray, unit: np.ndarray, regimes: int) -> dict[str, n
 def _start(
     M: int, switching: frozenset[str], level: str, y: np.ndarray, lags: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Where to start: least squares, its residuals divided by size among the regimes; and the residuals."""
+    """Starting values by least squares, with residuals divided among regimes by size; and the residuals."""
     m, design = y.shape[1], np.concatenate([np.ones((len(y), 1)), lags], 1)
     solution = np.linalg.lstsq(design, y, rcond=None)[0]
     left = y - design @ solution
@@ -250,7 +251,7 @@ def _start(
 
 
 def _offsets(modes: Modes, level: np.ndarray, A: np.ndarray | None) -> np.ndarray:
-    """What is added to the lags in each mode, ``(K, m)``: c, or μ_{s_t} − Σ_k A_{k,s_t} μ_{s_{t−k}}."""
+    """The constant of each mode ``(K, m)``: c_{s_t}, or μ_{s_t} − Σ_k A_{k,s_t} μ_{s_{t−k}}."""
     offset: np.ndarray = level[modes.paths[:, 0]]
     if A is None or not modes.order:
         return offset
@@ -263,14 +264,14 @@ def _objective(
 ) -> Objective:
     """Minus the log-likelihood and its gradient in unconstrained numbers; `parts` name level and noise.
 
-    Rows with the same components missing are worked on together.
+    Rows with the same components missing are computed together.
     """
     patterns, which = np.unique(~np.isnan(y), axis=0, return_inverse=True)
     groups = [(np.flatnonzero(which == k), np.flatnonzero(seen)) for k, seen in enumerate(patterns)]
     cells = [(rows, at, np.ascontiguousarray(y[rows][:, at])) for rows, at in groups if len(at)]
     now, before, K = modes.paths[:, 0], modes.paths[:, 1:], len(modes.age)
 
-    @np.errstate(all="ignore")  # a climb may look too far
+    @np.errstate(all="ignore")  # a line search may try extreme values
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         values, back = named.values_at(theta)
         P, level, noise, A = values["transition"], *(values[k] for k in parts), values.get(LAGS)

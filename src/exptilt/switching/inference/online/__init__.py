@@ -1,4 +1,4 @@
-"""Filters fed one observation at a time: what is known (`state.py`), and how to step (`plan.py`)."""
+"""Filters fed one observation at a time: the state (`state.py`), and how it steps (`plan.py`)."""
 
 from .plan import Plan
 from .state import Innovations, OnlineState

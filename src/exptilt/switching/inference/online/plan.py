@@ -1,4 +1,4 @@
-"""What the states of one online filter have in common; the states themselves are `state.py`."""
+"""The part that all states of one online filter share; the states themselves are in `state.py`."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +22,15 @@ from ..forecast import Forecast, forecast
 from ..moments import mixture, unknown
 from ..problem import as_models, prepare
 
-MANY = 1000  # members that a thread should have at least
+MANY = 1000  # least number of batch members for each thread
 INPUTS = ("dynamics_input", "observation_input")
 
 
 class Plan:
-    """What all states of one online filter share: method, sizes, the parts of a row, and how to step.
+    """Shared part of an online filter's states: method, sizes, the layout of a row, and how to step.
 
-    Of modes that are functions, `nonlinear.py` has another: its kernel and frame, which has the fields that
-    csrc/switching/switching.hpp calls ONLINE_FIELDS, are its own.
+    `NonlinearPlan` is the plan of modes that are functions, with its own kernel and frame. Every frame has
+    the fields that csrc/switching/switching.hpp calls ONLINE_FIELDS.
     """
 
     kind = "linear"
@@ -54,7 +54,7 @@ class Plan:
         self.shape = (m,) if batch is None else (batch, m)
         self.end = self.members * self.length
         self.room = self.end + self.members * m
-        self._frames = list[tuple[Any, ...]]()  # free ones; threads take their own
+        self._frames = list[tuple[Any, ...]]()  # unused frames; each thread takes one
         self._function = native.function(self.kernel)
 
     def __init__(
@@ -95,7 +95,7 @@ class Plan:
         self.constant = None if self.takes or self.steps is not None else self.matrices(0, None)
 
     def at(self, before: float | None, time: float | None) -> "Plan":
-        """The plan of a step from time `before` to `time`; the last few lengths are remembered."""
+        """The plan of a step from time `before` to `time`; plans of the last few step lengths are cached."""
         if self.clock is None or before is None:
             raise ArgumentError(f"online: time is {time}, and the state has no clock. Pass clock= to online.")
         if time is None:
@@ -108,7 +108,7 @@ class Plan:
         return self.lasting(time - before)
 
     def lasting(self, length: float) -> "Plan":
-        """The plan of steps of a length."""
+        """The plan of steps of this length."""
         if length not in self._at:
             assert self.clock is not None
             model = self.clock(length)
@@ -124,7 +124,7 @@ class Plan:
         return self._at[length]
 
     def step_matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
-        """The matrices of step t, remembered where nothing changes."""
+        """The matrices of step t, cached if they do not depend on the step."""
         return self.constant if inputs is None and self.constant is not None else self.matrices(t, inputs)
 
     def forecast(
@@ -136,7 +136,7 @@ class Plan:
         level: float,
         every: float | None,
     ) -> Forecast:
-        """The laws of rows carried on, with nothing observed."""
+        """Forecast from the laws in `rows`."""
         M, n, laws = self.M, self.n, rows[:, self.part["laws"]].reshape(len(rows), self.M, self.law)
         law = rows[:, self.part["log_mode"]], laws[..., :n], laws[..., n:].reshape(-1, M, n, n)
         every = None if every is None else number("online", "every", every, least=0.0)
@@ -144,7 +144,7 @@ class Plan:
         return forecast(models, data, law, steps, inputs, level)
 
     def frame(self) -> Any:
-        """A frame for the kernel, with all that does not change from step to step."""
+        """A frame for the kernel, with the fields that are the same at every step."""
         made = native.frame("GaussianRows")()
         made.states, made.outputs, made.mapped = self.n, self.m, len(self.p.maps) > 0
         return made
@@ -152,14 +152,14 @@ class Plan:
     def advance(
         self, matrices: np.ndarray, before: int, y: np.ndarray | None, ahead: bool, begun: bool
     ) -> tuple[np.ndarray, int, int]:
-        """Rows one step after those at address `before`, their address, and where it failed (or −1).
+        """Rows one step after those at address `before`, their address, and where the step failed (or −1).
 
-        The numbers are rows up to `end`, and what was seen after that.
+        The array holds the rows up to `end`, then the observations.
 
         Args:
             matrices: those of the step, ``(members or 1, ...)``.
             before: the address of the rows.
-            y: what `read` gave, to update by; None to predict alone.
+            y: the observation as `read` returns it; None to predict without an update.
             ahead: whether to predict.
             begun: whether the initial law is itself the prediction.
         """
@@ -186,12 +186,12 @@ class Plan:
         else:
             run_kernel(self.kernel, frame, min(torch.get_num_threads(), members // MANY))
         failed: int = frame.failed
-        if failed < 0:  # a frame with a failure in it is not used again
+        if failed < 0:  # a frame is not reused after a failure
             self._frames.append((frame, place, matrices, task))
         return numbers, after, failed
 
     def judge(self, state: Any, y: np.ndarray) -> tuple[int, tuple[np.ndarray, ...]]:
-        """Where it failed or −1, and innovations, covariances, distances, densities of y ``(B, K, m)``."""
+        """Failure (−1 if none); innovations, covariances, distances, log-densities of y ``(B, K, m)``."""
         (B, K, m), M, matrices = y.shape, self.M, state._matrices
         out = np.empty((B, K, M, m)), np.empty((B, M, m, m)), np.empty((B, K, M)), np.empty((B, K, M))
         frame = native.frame("Candidates")()
@@ -214,7 +214,7 @@ class Plan:
         return mean, unknown(cov)
 
     def stored(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What `save` writes of the models: arrays by name, and words."""
+        """The models as `save` writes them: arrays by name, and other settings."""
         kept = {}
         for k, one in enumerate(self.models):
             for field in fields(one):
@@ -226,12 +226,12 @@ class Plan:
 
     @classmethod
     def restored(cls, kept: Mapping[str, np.ndarray], about: Mapping[str, Any], model: Any) -> "Plan":
-        """The plan that `stored` wrote."""
+        """The plan of models that `stored` has written."""
         if about.get("clock", False) is not callable(model):
             raise ArgumentError(
                 "OnlineState.load: the file already contains its models. Leave model out."
                 if model is not None
-                else "OnlineState.load: the state has a clock, a function in no file. Pass it as model=."
+                else "OnlineState.load: the state has a clock, which is not in the file. Pass it as model=."
             )
         models = []
         for k in range(about["models"]):
@@ -253,7 +253,7 @@ class Plan:
         return out
 
     def matrices(self, t: int, inputs: ArrayLike | None) -> np.ndarray:
-        """The matrices of step t, as `Matrices` of csrc/switching/series.hpp has them in a row."""
+        """The matrices of step t, in rows with the layout of `Matrices` in csrc/switching/series.hpp."""
         if self.steps is not None and t >= self.steps:
             raise ArgumentError(
                 f"online: the model's parameters cover {self.steps} steps, and this is step {t + 1}. "

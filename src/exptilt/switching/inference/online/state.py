@@ -1,9 +1,9 @@
 """A filter that takes one observation at a time, and may be saved between two of them.
 
-`OnlineState` holds one row of numbers for each member of a batch (csrc/switching/switching.hpp says what is
-in it), the matrices of the step, and how many steps are done; how to step is `plan.py`. A step makes a new
-state and leaves the old one as it was, so several continuations may be tried from one state. While something
-is diffuse, what was seen is kept and filtered again; after that a step is one call of a compiled kernel.
+`OnlineState` holds one row of numbers for each member of a batch (layout: csrc/switching/switching.hpp), the
+matrices of the step, and the number of steps; `plan.py` does the step. A step makes a new state and leaves
+the old one unchanged, so several continuations may be tried from one state. While something is diffuse, all
+observations are kept and filtered again; after that a step is one call of a compiled kernel.
 """
 
 import json
@@ -40,8 +40,8 @@ class Innovations(NamedTuple):
     Attributes:
         innovation: y minus its prediction, ``(..., M, m)``, NaN where y is missing.
         covariance: of the innovation, ``(..., M, m, m)``, the same for all candidates of a member.
-        distance: e' S⁻¹ e, ``(..., M)``, the square of Mahalanobis' distance: what gates compare with a
-            quantile of χ² with as many degrees of freedom as components were seen.
+        distance: e' S⁻¹ e, ``(..., M)``, the squared Mahalanobis distance. A gate compares it with a quantile
+            of χ² with as many degrees of freedom as components were seen.
         log_likelihood: log p(y | mode, the past), ``(..., M)``.
     """
 
@@ -78,7 +78,7 @@ class OnlineState:
     t: int
     time: float | None  # of the last step, where there is a clock
     _plan: Plan
-    _numbers: np.ndarray  # rows and, if `_seen`, the observation they were updated by
+    _numbers: np.ndarray  # rows and, if `_seen`, the last observation
     _place: int
     _predicted: bool
     _seen: bool
@@ -106,8 +106,9 @@ class OnlineState:
             model: a model, or a list of models of the same sizes, one for each member of a batch.
             method: "imm", "gpb2" or "gpb1".
             batch: how many members; None for one, whose results have no batch axis.
-            clock: from the time since the last step to the model of a step as long; steps then take `time=`.
-            time: when the initial law holds, with a clock.
+            clock: function from the time since the last step to the model of a step of that length; steps
+                then take `time=`.
+            time: time of the initial law, with a clock.
         """
         if not isinstance(model, (ModelParameters, list, tuple)):
             raise ArgumentError(
@@ -126,7 +127,7 @@ class OnlineState:
         """The state after the last step of a filter, to continue where the data end.
 
         Args:
-            post: what `filter` gave, by "imm", "gpb2" or "gpb1".
+            post: a result of `filter` by "imm", "gpb2" or "gpb1".
         """
         law: Any = post._law if isinstance(post, Filtered) else None
         if hasattr(law, "online"):
@@ -163,7 +164,7 @@ class OnlineState:
         Args:
             y: ``(m,)``, or ``(B, m)`` for a batch; NaN, or None for all, where nothing was seen.
             inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
-            time: when, where there is a clock; not before the last step.
+            time: time of the observation, with a clock; not before the last step.
         """
         if self._history is not None and time is None:
             return self._diffuse_step(y, inputs)
@@ -174,7 +175,7 @@ class OnlineState:
 
         Args:
             inputs: ``(r,)`` or ``(B, r)`` where the model has input matrices.
-            time: when, where there is a clock; not before the last step.
+            time: time of the observation, with a clock; not before the last step.
         """
         self._check_known()
         return self._go(None, True, inputs, time)
@@ -301,7 +302,7 @@ class OnlineState:
         return self._shown(value[0] if self._plan.batch is None else value)
 
     def _laws(self, predicted: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log probabilities and moments by mode of what is known now, or was `predicted`."""
+        """Log probabilities and moments by mode of the current law, or of the last prediction."""
         plan, rows = self._plan, self._rows
         M, n, B = plan.M, plan.n, plan.members
         if not (predicted or self._predicted):
@@ -320,7 +321,7 @@ class OnlineState:
 
     @property
     def laws_updated(self) -> int:
-        """How many predicted laws a step updates by its observation: M, with GPB2 M²."""
+        """Number of predicted laws that one observation updates: M, with GPB2 M²."""
         ahead = self._plan.part["ahead"]
         return int(ahead.stop - ahead.start) // self._plan.law
 
@@ -344,12 +345,12 @@ class OnlineState:
     covariance = _over_modes(1, "Covariance of the state over modes, ``(n, n)`` or ``(B, n, n)``.")
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write state and models to one file (safetensors), whole or not at all.
+        """Write state and models to one safetensors file; a failure leaves an existing file as it was.
 
-        Of modes that are functions only the numbers are written; `load` then takes the model.
+        Functions of modes cannot be written: `load` then takes the model.
 
         Args:
-            path: where; an existing file is replaced at the end, in one move.
+            path: the file; an existing one is replaced in one move.
         """
         plan = self._plan
         kept, about = plan.stored()
@@ -382,7 +383,7 @@ class OnlineState:
 
         Args:
             path: the file.
-            model: the `SwitchingNonlinear` it was saved from, or its clock: functions are in no file.
+            model: the `SwitchingNonlinear` or the clock of the saved state, which the file cannot hold.
         """
         library = _safetensors()
         if not Path(path).is_file():
@@ -405,7 +406,7 @@ class OnlineState:
             plan = model._restored(kept, about)
         else:
             raise ArgumentError(
-                "OnlineState.load: the modes of this state are functions, which are in no file. Pass "
+                "OnlineState.load: the modes of this state are functions, which are not in the file. Pass "
                 "model=, the SwitchingNonlinear it was saved from."
             )
         rows = range(about["history"] or 0)
@@ -451,7 +452,7 @@ def _safetensors() -> Any:
 
 
 def _failure(plan: Plan, bad: int, t: int, y: np.ndarray) -> ArgumentError:
-    """The error for a step that could not be done."""
+    """The error for a failed step."""
     member, mode = divmod(bad, plan.M + 1)
     where = f"online: at step {t}" + (f" of member {member}" if plan.batch is not None else "")
     if np.isinf(y).any():

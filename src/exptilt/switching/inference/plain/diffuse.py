@@ -8,8 +8,8 @@ innovation and r the rank of S∞,
     x ← x + K e,   P ← N P N' + K R K',   D ← N D N',   A ← A without the directions seen
     lim log p(y) + (r/2) log κ = −½ (m log 2π + log |S∞|₊ + log |S° where S∞ is 0| + e'B₀e)
 
-A component of larger rank r than another has, in the limit, no weight beside it. Mixtures collapse D as they
-do P: modes that move diffuse states apart before they are seen leave a D of larger rank than any of them has.
+In the limit a component has no weight beside one of smaller rank r. Mixtures collapse D as they do P: modes
+that move diffuse states apart before they are seen give a mixture whose D has a larger rank than any of them.
 Backwards, Rauch's gain has the same limit: J = P F'B₀ + D F'B₁, with the inverse of F (P + κD) F' + Q.
 
 These steps are done here, in torch, one law at a time (they end as soon as nothing is diffuse), and the
@@ -28,7 +28,7 @@ from ..moments import condition, joseph, mixture, predict, rauch, terms
 from ..problem import Matrices, Problem, stopped
 from .step import Stepped, step
 
-SMALL = 1e-10  # of the size of what a singular value is computed from: below, it is zero
+SMALL = 1e-10  # singular values below this, relative to the numbers they come from, count as zero
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def see(
     seen, bound = plain(H) @ law.A, np.abs(plain(H)) @ np.abs(law.A)
     _, s, directions = np.linalg.svd(seen)
     rank = int((s > SMALL * bound.max(initial=0.0)).sum())
-    if rank:  # the innovations that see all there is to see come first; the others are freed of it
+    if rank:  # `first`: components that see all of the diffuse part; it is then removed from the rest
         from scipy.linalg import qr
 
         order = qr(seen.T, mode="r", pivoting=True)[1].copy()
@@ -140,7 +140,7 @@ def collapse(weight: torch.Tensor, laws: Sequence[Law]) -> Law:
 def carried(
     where: str, now: list[torch.Tensor], row: torch.Tensor, begun: bool, law: Law, j: int
 ) -> tuple[Law, torch.Tensor, int]:
-    """A law moved by mode j (unless the series has only begun), given what of a row is seen, as by `see`."""
+    """A law moved by mode j (unless `begun`), then updated by the components of `row` that are not NaN."""
     _, W, c, Q, H, d, R = (value[j] for value in now)
     seen = ~torch.isnan(row)
     law = law if begun else move(law, W, c, Q)
@@ -171,7 +171,7 @@ class DiffuseMoves:
         return move(law, self.own.maps[i, j], 0.0, self.own.spread[i, j]) if self.own.mapped else law
 
     def carry(self, law: Law, j: int) -> tuple[Law, torch.Tensor, int]:
-        """The law moved by mode j, given what is seen."""
+        """The law moved by mode j and updated by the observation."""
         return carried(self.where, self.now, self.row, self.begun, law, j)
 
     def collapse(self, weight: torch.Tensor, laws: Sequence[Law]) -> Law:
@@ -215,7 +215,7 @@ def back_gain(P: np.ndarray, A: np.ndarray, F: np.ndarray, Q: np.ndarray) -> np.
 def smooth_first(
     run: Run, problem: Problem, series: int, steps: list[Stepped], s: Smoothing, known: np.ndarray
 ) -> None:
-    """Kim's pass over the first steps of a series, in the limit; the law after them is in `s.initial_…`."""
+    """Kim's pass over the first steps of a series, in the limit; starts from the law in `s.initial_…`."""
     p, own, start = run.p, Matrices(problem, series), run.starts[series]
     M, n = own.mean.shape
     maps, spread = plain(own.maps), plain(own.spread)

@@ -2,7 +2,7 @@
 
 Given its modes s_0 … s_t a path is a plain linear-Gaussian model with log weight log P(s_0 … s_t) + log p(y_1
 … y_t | s_0 … s_t); the posterior is the mixture of all of them. There are M^T (M^{T+1} if the initial law
-lies one step before the data), so this is for small T: it is what the other filters are held against. Written
+lies one step before the data), so this is for small T: the other filters are compared with it. Written
 in torch, all paths at once, and differentiable by autograd.
 """
 
@@ -31,7 +31,7 @@ class Step:
     mean: torch.Tensor
     cov: torch.Tensor
     log_weight: torch.Tensor
-    factors: list[np.ndarray]  # of what is diffuse of each path, as `diffuse.Law` has it; empty if nothing is
+    factors: list[np.ndarray]  # A of `diffuse.Law` for each path; empty if nothing is diffuse
 
 
 def walk(p: Matrices, y: torch.Tensor, problem: Problem, what: str) -> list[Step]:
@@ -153,8 +153,8 @@ class ExactSmoothing:
 def smooth_exact(problem: Problem, series: int, what: str) -> ExactSmoothing:
     r"""Smoothed moments of one series: those along every path, then the mixture over paths.
 
-    Along a path, what later observations say of x_t is a score ρ and its information G, so that the law given
-    all is x + P ρ, P − P G P (Bryson and Frazier). No covariance is inverted but that of an observation:
+    Along a path, later observations give a score ρ and its information G, and the smoothed law is x + P ρ,
+    P − P G P (Bryson and Frazier). Only covariances of observations are inverted:
 
         r = H'S⁻¹e + (I − K H)'ρ,   N = H'S⁻¹H + (I − K H)' G (I − K H),   ρ = F'r,   G = F'N F
 

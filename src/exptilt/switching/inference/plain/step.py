@@ -20,7 +20,7 @@ class Moves(Protocol[Law]):
         """The law of mode i as mode j reads it."""
 
     def carry(self, law: Law, j: int) -> tuple[Law, torch.Tensor, int]:
-        """The law moved by mode j and given what is seen, its log-density, and how diffuse it was."""
+        """The law moved by mode j and updated, the log-density of the observation, and its diffuse rank."""
 
     def collapse(self, weight: torch.Tensor, laws: Sequence[Law]) -> Law:
         """The M-projection of a mixture with weights ``(K,)`` that sum to 1."""
@@ -64,7 +64,7 @@ def step(
         after = [law for law, *_ in found]
     else:
         reached = ~torch.isneginf(score.detach())
-        reached = reached | ~reached.any(0)  # nothing leads to a mode: its law is an average over all
+        reached = reached | ~reached.any(0)  # the law of a mode that nothing leads to is an average over all
         where = reached.nonzero(as_tuple=True)
         ways = torch.stack(where, 1).tolist()
         pairs = [moves.carry(moves.read(laws[i], i, j), j) for i, j in ways]
