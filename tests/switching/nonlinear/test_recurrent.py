@@ -244,7 +244,7 @@ def test_bad_input(call, message):
 
 @pytest.mark.parametrize("sharpness", [30.0, 31.0, 200.0])
 def test_scores_as_sharp_as_the_grid_is_long(sharpness):
-    """Two modes alike, told apart by the sign of a symmetric state: each has a half, and the variance stays."""
+    """Two equal modes, told apart by the sign of the state: each has a half, and the variance stays."""
     model = SwitchingLinearGaussian(
         transition=np.full((2, 2), 0.5),
         dynamics=np.ones((2, 1, 1)),

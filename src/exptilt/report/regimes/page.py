@@ -305,8 +305,10 @@ def as_json(found: Regimes) -> str:
 
     def plain(x: Any) -> Any:
         if isinstance(x, np.ndarray):
-            whole = x.dtype.kind != "f" or np.isfinite(x).all()
-            return x.tolist() if whole else np.where(np.isfinite(x), x.astype(object), None).tolist()
+            shown = x.astype(object)
+            if x.dtype.kind == "f":
+                shown[~np.isfinite(x)] = None
+            return shown.tolist()
         if isinstance(x, dict):
             return {str(k): plain(v) for k, v in x.items()}
         if isinstance(x, (list, tuple)):

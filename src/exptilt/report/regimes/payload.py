@@ -194,7 +194,12 @@ def find_regimes(
     said = ["The first row is" if cut == 1 else f"The first {cut} rows are"] if cut else []
     said = [f"{words} given, not modelled: each value is explained by those before it." for words in said]
     return Regimes(
-        *(series.source, series.columns, series.labels[cut:], y[cut:], kind, seed),
+        source=series.source,
+        columns=series.columns,
+        labels=series.labels[cut:],
+        y=y[cut:],
+        kind=kind,
+        seed=seed,
         level=level,
         index=series.index,
         ahead=ahead,

@@ -475,7 +475,8 @@ def _estimate_rows(
                 (0.0, np.inf) if variance else bounds.get(name, PROBABILITIES.get(name, (-np.inf, np.inf)))
             )
             found = sides[name][where] if name in sides else np.array([np.nan, np.nan])
-            ends = interval(value, *(reach * np.where(np.isnan(found), error, found)), *limits)
+            below, above = reach * np.where(np.isnan(found), error, found)
+            ends = interval(value, float(below), float(above), *limits)
             rows.append((label, (value, error, z, float(2 * ndtr(-abs(z))), *ends)))
     return rows
 
