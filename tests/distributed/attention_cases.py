@@ -181,6 +181,8 @@ def main():
     compare("replicated causal, more queries than keys", {"causal": True}, queries=23, **replicated)
     compare("replicated window", {"causal": True, "window": 5}, queries=9, **replicated)
     compare("replicated float32", everything, queries=7, dtype=torch.float32, **replicated)
+    for sizes in ((1,), (1, 3), (2, 1, 0)):
+        compare(f"replicated bias {sizes}", {"bias": True}, queries=4, sizes=sizes, twice=True)
     compare("sharded", everything, queries=5, **sharded)
     compare("sharded twice", everything, queries=5, twice=True, **sharded)
     tiled = everything | {"backend": "tiled"}
