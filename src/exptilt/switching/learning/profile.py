@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .named import Arrays, Named
 
 LEVEL, NORMAL = 0.95, 1.959964  # the level at which ends are looked for, and its normal quantile
+STEPS = 30  # climbs that do not come to an end: there is none
 Number = Callable[[np.ndarray], tuple[float, np.ndarray]]  # and its slope
 
 
@@ -31,7 +32,7 @@ def profile_errors(
 ) -> "Arrays":
     """Errors ``(..., 2)`` below and above each estimate with which `interval` gives the ends at `LEVEL`.
 
-    NaN where a parameter has no standard error, or no end was found.
+    NaN where a parameter has no standard error, inf where the data allow all values.
     """
     from scipy.special import stdtrit
 
@@ -78,7 +79,7 @@ def profile_errors(
 
 
 def _reach(number: Number, room: Number, q: float, size: int) -> np.ndarray:
-    """How far a number falls and rises where `room` is not negative; NaN where no end is found."""
+    """How far a number falls and rises where `room` is not negative, inf where there is no end."""
     from scipy.optimize import minimize
 
     here, slope = number(np.zeros(size))
@@ -91,16 +92,42 @@ def _reach(number: Number, room: Number, q: float, size: int) -> np.ndarray:
             return -scale * (value - here), -scale * slope
 
         inside = {"type": "ineq", "fun": lambda u: room(u)[0], "jac": lambda u: room(u)[1]}
-        start = sign * q**0.5 / length * slope
-        with one_blas_thread(), np.errstate(all="ignore"):
-            found = minimize(
-                goal,
-                start,
-                jac=True,
-                method="SLSQP",
-                constraints=inside,
-                options={"ftol": 1e-4, "maxiter": 40},
-            )
-        if found.success and abs(room(found.x)[0]) < 0.01 * q:
-            out[k] = abs(number(found.x)[0] - here)
+
+        def climb(u: np.ndarray, reach: float = np.inf, goal: Number = goal) -> tuple[np.ndarray, bool]:
+            with one_blas_thread(), np.errstate(all="ignore"):
+                found = minimize(
+                    goal,
+                    u,
+                    jac=True,
+                    method="SLSQP",
+                    constraints=inside,
+                    bounds=None if reach == np.inf else list(zip(u - reach, u + reach, strict=True)),
+                    options={"ftol": 1e-4, "maxiter": 40},
+                )
+            return found.x, bool(found.success)
+
+        u, found = climb(sign * q**0.5 / length * slope)
+        with np.errstate(all="ignore"):
+            if not found or not abs(room(u)[0]) < 0.01 * q:
+                u = _walk(climb, goal, room, q, size)
+            out[k] = abs(number(u)[0] - here) if np.isfinite(u).all() else np.inf
     return out
+
+
+def _walk(
+    climb: Callable[..., tuple[np.ndarray, bool]], goal: Number, room: Number, q: float, size: int
+) -> np.ndarray:
+    """The end that small climbs reach, each of which begins where the last one ended; inf if there is none.
+
+    One large climb may leave the points at which there is a likelihood.
+    """
+    u, reach = np.zeros(size), q**0.5 / 2
+    for _ in range(STEPS):
+        new = climb(u, reach)[0]
+        gain = goal(u)[0] - goal(new)[0]
+        held = np.isfinite(gain) and room(new)[0] > -1e-3 * q
+        u = new if held else u
+        reach /= 1 if held and gain > 1e-4 * q else 4
+        if reach < 0.01 * q**0.5:
+            return u
+    return np.full(size, np.inf)
