@@ -27,6 +27,22 @@ STEPS = 30  # climbs that do not come to an end: there is none
 Number = Callable[[np.ndarray], tuple[float, np.ndarray]]  # and its slope
 
 
+def freedom(named: "Named", observations: int) -> float:
+    """Degrees of freedom of Student's law: observations less parameters other than deviations."""
+    return (
+        np.inf
+        if named.free is None
+        else max(observations - named.free.size + named.free.count("deviation"), 1)
+    )
+
+
+def reach_at(level: float, left: float) -> float:
+    """By how many of its errors an interval of this level reaches, so many degrees of freedom left."""
+    from scipy.special import stdtrit
+
+    return float(NORMAL * stdtrit(left, (1 + level) / 2) / stdtrit(left, (1 + LEVEL) / 2))
+
+
 def profile_errors(
     named: "Named", evaluate: Objective, end: End, errors: "Arrays", observations: int
 ) -> "Arrays":
@@ -40,7 +56,7 @@ def profile_errors(
     keep = np.flatnonzero(np.isfinite(end.inverse.diagonal()))
     if free is None or not len(keep):
         return out
-    left = max(observations - free.size + free.count("deviation"), 1)
+    left = freedom(named, observations)
     q = observations * np.log1p(float(stdtrit(left, (1 + LEVEL) / 2)) ** 2 / left)
     root = np.linalg.cholesky(end.inverse[np.ix_(keep, keep)])
 
