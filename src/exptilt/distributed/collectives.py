@@ -122,8 +122,8 @@ class _Map(Function):
         if ctx.how == "max":
             return (None,) * sum(ctx.there)
         found = _mapped(ctx.how, ctx.members, moving, ctx.sizes)
-        dots = [x for x, there in zip(found, ctx.there, strict=True) if there]
-        made = zip(dots, ctx.made, strict=True)  # torch takes no None where others move
+        kept = [x for x, there in zip(found, ctx.there, strict=True) if there]
+        made = zip(kept, ctx.made, strict=True)  # torch takes no None where others move
         return tuple(torch.zeros(n, dtype=d, device=at) if x is None else x for x, (n, d, at) in made)
 
     @staticmethod

@@ -11,7 +11,7 @@ interval of a regression with one regime is then Student's own, and q tends to t
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,9 +107,11 @@ def _reach(number: Number, room: Number, q: float, size: int) -> np.ndarray:
             value, slope = number(u)
             return -scale * (value - here), -scale * slope
 
-        inside = {"type": "ineq", "fun": lambda u: room(u)[0], "jac": lambda u: room(u)[1]}
+        inside: dict[str, Any] = {"type": "ineq", "fun": lambda u: room(u)[0], "jac": lambda u: room(u)[1]}
 
-        def climb(u: np.ndarray, reach: float = np.inf, goal: Number = goal) -> tuple[np.ndarray, bool]:
+        def climb(
+            u: np.ndarray, reach: float = np.inf, goal: Number = goal, inside: dict[str, Any] = inside
+        ) -> tuple[np.ndarray, bool]:
             with one_blas_thread(), np.errstate(all="ignore"):
                 found = minimize(
                     goal,
