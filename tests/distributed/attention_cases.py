@@ -148,7 +148,7 @@ def compare(
         got2 = torch.autograd.grad(product(got, mine_along, common, sharded), own)
         for i, (a, b) in enumerate(zip(got2, right2, strict=True)):
             close(summed(i, a), mine_of(i, b), 100 * tolerance, f"{label}: second derivative {i}")
-    # forward mode, one direction through all inputs
+    # forward mode, one direction through all inputs, and one through query and key alone
     dots = [draw(*x.shape, seed=70 + i, dtype=dtype) for i, x in enumerate(full)]
     mine_dots = [mine_of(i, x) for i, x in enumerate(dots)]
 
@@ -159,6 +159,15 @@ def compare(
     found_dot = jvp(as_tuple(many), tuple(x.detach() for x in own), tuple(mine_dots))[1]
     for name, a, b in zip(everything, found_dot, right_dot, strict=True):
         close(a, cut_of(name, b), 10 * tolerance, f"{label}: tangent of {name}")
+
+    def some(function, given, dots):
+        """Tangents along query and key alone."""
+        rest = [x.detach() for x in given[2:]]
+        given = tuple(x.detach() for x in given[:2])
+        return jvp(lambda q, k: as_tuple(function)(q, k, *rest), given, tuple(dots[:2]))[1]
+
+    for name, a, b in zip(everything, some(many, own, mine_dots), some(one, full, dots), strict=True):
+        close(a, cut_of(name, b), 10 * tolerance, f"{label}: tangent of {name} by query and key")
 
 
 def product(grads, along, common, sharded):
@@ -181,6 +190,8 @@ def main():
     compare("replicated causal, more queries than keys", {"causal": True}, queries=23, **replicated)
     compare("replicated window", {"causal": True, "window": 5}, queries=9, **replicated)
     compare("replicated float32", everything, queries=7, dtype=torch.float32, **replicated)
+    for sizes in ((1,), (1, 3), (2, 1, 0)):
+        compare(f"replicated bias {sizes}", {"bias": True}, queries=4, sizes=sizes, twice=True)
     compare("sharded", everything, queries=5, **sharded)
     compare("sharded twice", everything, queries=5, twice=True, **sharded)
     tiled = everything | {"backend": "tiled"}

@@ -102,6 +102,7 @@ class _Map(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.how, ctx.members, ctx.sizes, _, *tensors = inputs
         ctx.there = [x is not None for x in tensors]
+        ctx.made = [(x.shape, x.dtype, x.device) for x in output]
         ctx.set_materialize_grads(False)
         if ctx.how == "max":
             ctx.mark_non_differentiable(*output)
@@ -121,7 +122,9 @@ class _Map(Function):
         if ctx.how == "max":
             return (None,) * sum(ctx.there)
         found = _mapped(ctx.how, ctx.members, moving, ctx.sizes)
-        return tuple(x for x, there in zip(found, ctx.there, strict=True) if there)
+        kept = [x for x, there in zip(found, ctx.there, strict=True) if there]
+        made = zip(kept, ctx.made, strict=True)  # torch takes no None where others move
+        return tuple(torch.zeros(n, dtype=d, device=at) if x is None else x for x, (n, d, at) in made)
 
     @staticmethod
     def vmap(

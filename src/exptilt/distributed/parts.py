@@ -25,7 +25,7 @@ from exptilt.tilting.attend import run
 from exptilt.tilting.derivatives import key_mass as masses
 from exptilt.tilting.derivatives.identities import Statistics
 from exptilt.tilting.derivatives.rules import gradient
-from exptilt.tilting.problem import wide_dtype
+from exptilt.tilting.problem import Inputs, wide_dtype
 from exptilt.tilting.result import AttentionResult, by_tensor, merge, share_of
 from exptilt.tilting.score_rule import ScoreRule, columns
 
@@ -66,7 +66,7 @@ def replicated(
     """
     t, rule, dtype = call.inputs, call.settings.rule, call.dtype
     t = t._replace(query=share(t.query, members))
-    if t.bias is not None and t.bias.shape[-1] == 1:  # the same for all keys, and so for all processes
+    if _one_bias(t, members, sizes) and t.bias is not None:
         t = t._replace(bias=share(t.bias, members))
     call = replace(call, inputs=t, dtype=wide_dtype(dtype))
     start, Q, K = sum(sizes[: members.rank]), t.query.shape[-2], t.key.shape[-2]
@@ -101,6 +101,18 @@ def replicated(
         if part.inputs.key.shape[-2]:  # rows that see no own key add no mass
             mass = mass + _mass(part, tilted, weight[..., rows])
     return replace(joined, key_mass=mass)
+
+
+def _one_bias(t: Inputs, members: Members, sizes: tuple[int, ...]) -> bool:
+    """Whether the bias is the same for all keys, and so for all processes.
+
+    That of a process with one key may also be its own column: the others' then says.
+    """
+    one = t.bias is not None and t.bias.shape[-1] == 1
+    if 1 not in sizes or len(set(sizes)) == 1:
+        return one and sizes[members.rank] != 1
+    all_of = members.collect(torch.tensor([int(one)], device=members.device), "attend")
+    return bool(torch.cat(all_of).all())
 
 
 def join(

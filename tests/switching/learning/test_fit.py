@@ -44,7 +44,6 @@ def test_em_ends_where_the_slope_is_zero():
     options = {
         "inputs": u,
         "fixed": ("observation", "observation_offset", "process_noise", "transition"),
-        "standard_errors": False,
     }
     start = truth.replace(
         dynamics=0.5 * np.eye(2),

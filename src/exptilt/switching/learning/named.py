@@ -14,7 +14,7 @@ from .chain import AGE, INPUT
 from .climb import FLOOR, LEAST, FitStatus, Objective, best_starts, delta_method, highest, starts_around
 from .constraints import apply_constraints, read_constraints
 from .free_parameters import Bounds, Free
-from .profile import profile_errors
+from .profile import freedom, profile_errors
 from .summary import Fit
 
 # With more than twice PART rows, starts are chosen on PART of them, taken in stretches of BLOCK.
@@ -208,6 +208,7 @@ def climb_named(
         found["profile_errors"] = arranged(
             profile_errors(named, evaluate, end, errors, fields["observations"])
         )
+        found["freedom"] = freedom(named, fields["observations"])
     found |= {"model": None, "bounds": {} if free is None else free.bounds}
     return Fit._of(ends, end, same, label, free_parameters=len(origin), **found, **fields)
 

@@ -11,7 +11,7 @@ interval of a regression with one regime is then Student's own, and q tends to t
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,8 +22,25 @@ from .free_parameters import PROBABILITIES, to_line
 if TYPE_CHECKING:
     from .named import Arrays, Named
 
-LEVEL, NORMAL = 0.95, 1.959964  # the level of the intervals, and its normal quantile
+LEVEL, NORMAL = 0.95, 1.959964  # the level of the ends that are looked for, and its normal quantile
+STEPS = 30  # climbs towards an end at most; beyond them there is none
 Number = Callable[[np.ndarray], tuple[float, np.ndarray]]  # a value and its gradient
+
+
+def freedom(named: "Named", observations: int) -> float:
+    """Degrees of freedom of Student's law: observations less parameters other than deviations."""
+    return (
+        np.inf
+        if named.free is None
+        else max(observations - named.free.size + named.free.count("deviation"), 1)
+    )
+
+
+def reach_at(level: float, left: float) -> float:
+    """By how many of its errors an interval of this level reaches, so many degrees of freedom left."""
+    from scipy.special import stdtrit
+
+    return float(NORMAL * stdtrit(left, (1 + level) / 2) / stdtrit(left, (1 + LEVEL) / 2))
 
 
 def profile_errors(
@@ -31,7 +48,7 @@ def profile_errors(
 ) -> "Arrays":
     """Errors ``(..., 2)`` below and above each estimate with which `interval` gives the ends at `LEVEL`.
 
-    NaN where a parameter has no standard error, or no end was found.
+    NaN where a parameter has no standard error, inf where the data allow all values.
     """
     from scipy.special import stdtrit
 
@@ -39,7 +56,7 @@ def profile_errors(
     keep = np.flatnonzero(np.isfinite(end.inverse.diagonal()))
     if free is None or not len(keep):
         return out
-    left = max(observations - free.size + free.count("deviation"), 1)
+    left = freedom(named, observations)
     q = observations * np.log1p(float(stdtrit(left, (1 + LEVEL) / 2)) ** 2 / left)
     root = np.linalg.cholesky(end.inverse[np.ix_(keep, keep)])
 
@@ -78,7 +95,7 @@ def profile_errors(
 
 
 def _reach(number: Number, room: Number, q: float, size: int) -> np.ndarray:
-    """How far a number falls and rises where `room` is not negative; NaN where no end is found."""
+    """How far a number falls and rises where `room` is not negative, inf where there is no end."""
     from scipy.optimize import minimize
 
     here, slope = number(np.zeros(size))
@@ -90,17 +107,45 @@ def _reach(number: Number, room: Number, q: float, size: int) -> np.ndarray:
             value, slope = number(u)
             return -scale * (value - here), -scale * slope
 
-        inside = {"type": "ineq", "fun": lambda u: room(u)[0], "jac": lambda u: room(u)[1]}
-        start = sign * q**0.5 / length * slope
-        with one_blas_thread(), np.errstate(all="ignore"):
-            found = minimize(
-                goal,
-                start,
-                jac=True,
-                method="SLSQP",
-                constraints=inside,
-                options={"ftol": 1e-4, "maxiter": 40},
-            )
-        if found.success and abs(room(found.x)[0]) < 0.01 * q:
-            out[k] = abs(number(found.x)[0] - here)
+        inside: dict[str, Any] = {"type": "ineq", "fun": lambda u: room(u)[0], "jac": lambda u: room(u)[1]}
+
+        def climb(
+            u: np.ndarray, reach: float = np.inf, goal: Number = goal, inside: dict[str, Any] = inside
+        ) -> tuple[np.ndarray, bool]:
+            with one_blas_thread(), np.errstate(all="ignore"):
+                found = minimize(
+                    goal,
+                    u,
+                    jac=True,
+                    method="SLSQP",
+                    constraints=inside,
+                    bounds=None if reach == np.inf else list(zip(u - reach, u + reach, strict=True)),
+                    options={"ftol": 1e-4, "maxiter": 40},
+                )
+            return found.x, bool(found.success)
+
+        u, found = climb(sign * q**0.5 / length * slope)
+        with np.errstate(all="ignore"):
+            if not found or not abs(room(u)[0]) < 0.01 * q:
+                u = _walk(climb, goal, room, q, size)
+            out[k] = abs(number(u)[0] - here) if np.isfinite(u).all() else np.inf
     return out
+
+
+def _walk(
+    climb: Callable[..., tuple[np.ndarray, bool]], goal: Number, room: Number, q: float, size: int
+) -> np.ndarray:
+    """The end that small climbs reach, each of which begins where the last one ended; inf if there is none.
+
+    One large climb may leave the points at which there is a likelihood.
+    """
+    u, reach = np.zeros(size), q**0.5 / 2
+    for _ in range(STEPS):
+        new = climb(u, reach)[0]
+        gain = goal(u)[0] - goal(new)[0]
+        held = np.isfinite(gain) and room(new)[0] > -1e-3 * q
+        u = new if held else u
+        reach /= 1 if held and gain > 1e-4 * q else 4
+        if reach < 0.01 * q**0.5:
+            return u
+    return np.full(size, np.inf)

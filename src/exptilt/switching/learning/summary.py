@@ -25,6 +25,7 @@ from ..series import Values, arrange
 from .chain import stationary
 from .climb import End, FitStatus
 from .free_parameters import COVARIANCES, Bounds, interval
+from .profile import reach_at
 
 TextTable = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 Fitted = TypeVar("Fitted")
@@ -160,6 +161,7 @@ class Fit(Generic[Fitted]):
             or logits, and stay within.
         profile_errors: of regressions, ``(..., 2)`` errors below and above each estimate by profile
             likelihood at 95 %; a summary uses them in place of the standard error.
+        freedom: degrees of freedom of Student's law, whose quantiles scale `profile_errors` to other levels.
     """
 
     model: Fitted
@@ -183,6 +185,7 @@ class Fit(Generic[Fitted]):
     filter: str = "gpb2"
     bounds: Bounds = field(default_factory=dict)
     profile_errors: dict[str, np.ndarray] = field(default_factory=dict)
+    freedom: float = np.inf
 
     @classmethod
     def _of(
@@ -207,7 +210,7 @@ class Fit(Generic[Fitted]):
             numbers = state["parameters"]
             state = state | {"estimates": {"parameters": numbers}, "free_parameters": len(numbers)}
         before = {"eigenvalues": np.zeros(0), "estimates": {}, "trace": np.zeros(1), "observations": 0}
-        before |= {"bounds": {}, "profile_errors": {}}
+        before |= {"bounds": {}, "profile_errors": {}, "freedom": np.inf}
         self.__dict__.update(before | state)
 
     def __repr__(self) -> str:
@@ -382,7 +385,11 @@ class Fit(Generic[Fitted]):
         """
         errors = self.standard_errors
         errors = {"parameters": errors} if isinstance(errors, np.ndarray) else errors
-        rows = _estimate_rows(self.estimates, errors, self.regimes, level, self.bounds, self.profile_errors)
+        sides = self.profile_errors
+        if sides and np.isfinite(self.freedom):  # of the normal quantiles that they will be multiplied by
+            ratio = reach_at(level, self.freedom) / reach_at(level, 1e9)
+            sides = {name: ratio * x for name, x in sides.items()}
+        rows = _estimate_rows(self.estimates, errors, self.regimes, level, self.bounds, sides)
         facts = [
             f"{self.regimes} regimes, {self.observations} observations, {self.free_parameters} parameters",
             f"log-likelihood {self.log_likelihood:.4f}   AIC {self.aic:.3f}   BIC {self.bic:.3f}",
