@@ -41,10 +41,7 @@ def test_em_ends_where_the_slope_is_zero():
     y = truth.sample(80, inputs=u, generator=torch.Generator().manual_seed(0)).y
     y[rng.random(y.shape) < 0.15] = np.nan
     y[40] = np.nan
-    options = {
-        "inputs": u,
-        "fixed": ("observation", "observation_offset", "process_noise", "transition"),
-    }
+    options = {"inputs": u, "fixed": ("observation", "observation_offset", "process_noise", "transition")}
     start = truth.replace(
         dynamics=0.5 * np.eye(2),
         observation_noise=np.eye(2),

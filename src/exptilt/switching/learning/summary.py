@@ -144,7 +144,7 @@ class Fit(Generic[Fitted]):
             "transition_age" ``(M,)`` say what moves it.
         free_parameters: how many real numbers were learned.
         observations: how many observed components there were.
-        restarts: the final log-likelihood of every start that ran, the first being the model's own.
+        restarts: the final log-likelihood of every start that ran.
         same_end: how many of them reached this end.
         gradient_norm: estimated distance to the maximum in standard errors, from gradient and Hessian; NaN if
             the Hessian is not definite.
