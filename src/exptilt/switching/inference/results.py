@@ -268,6 +268,9 @@ class Filtered(ByMode, Generic[AnyModel]):
     def forecast(self, steps: int, *, inputs: SeriesLike | None = None, level: float = 0.9) -> Forecast:
         """Means, covariances, intervals and mode probabilities of the steps after the data.
 
+        The forecast starts from the law of each mode. After `gpb1`, which merges them before every step, it is
+        sharper than the next `predicted_mean` of the same filter, and differs from it.
+
         Args:
             steps: how many.
             inputs: ``(h, r)``, or one for each series: those of the steps ahead, where the
