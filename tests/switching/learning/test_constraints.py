@@ -139,7 +139,7 @@ def test_constraints_are_those_of_a_build_function():
         ("level[0] = 1", "no parameter 'level'"),
         ("observation_offset[2] = 1", "whole numbers"),
         ("observation_offset[0] = max(1, 2)", "not arithmetic"),
-        ("observation_offset[0] = 2 * observation_offset[0]", "on the right too"),
+        ("observation_offset[0] = 2 * observation_offset[0]", "also appears on the right"),
         ("observation_offset[0] = observation_noise", "shape"),
         (["observation_offset[0] = 1", "observation_offset[0, 0] = 2"], "another constraint"),
     ],
