@@ -268,8 +268,8 @@ class Filtered(ByMode, Generic[AnyModel]):
     def forecast(self, steps: int, *, inputs: SeriesLike | None = None, level: float = 0.9) -> Forecast:
         """Means, covariances, intervals and mode probabilities of the steps after the data.
 
-        The forecast starts from the law of each mode. After `gpb1`, which merges them before every step, it is
-        sharper than the next `predicted_mean` of the same filter, and differs from it.
+        The forecast starts from the law of each mode. After `gpb1`, which merges these laws before every
+        step, it differs from the next `predicted_mean` of the same filter.
 
         Args:
             steps: how many.
