@@ -304,7 +304,7 @@ class Hopfield:
 
     @_with_all_patterns
     def _with(self, patterns: Tensor, values: Tensor | None = None) -> "Hopfield":
-        """The same memory with other patterns."""
+        """A memory with these patterns and values, and the settings of this one."""
         return _again(patterns, self.beta, self.similarity.name, self.rule, values)
 
     @_with_all_patterns

@@ -21,7 +21,7 @@ from .results import Laws
 
 
 class Computed(NamedTuple):
-    """The same arrays as `Stored`, from filters that are not compiled, or with a graph."""
+    """The arrays of a filter that ran in plain torch; the compiled filters keep theirs in `Stored`."""
 
     log_likelihood: torch.Tensor | np.ndarray
     terms: torch.Tensor | np.ndarray
